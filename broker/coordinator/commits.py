@@ -40,7 +40,7 @@ def commit_offsets(
     if instance.value.is_subscribed:
         for one in stored:
             _check_member(group, instance, session, one, topics)
-        stored = [one for one in stored if _is_news(group, instance, one, topics)]
+        stored = [one for one in stored if _is_newer(group, instance, one, topics)]
     _record(state, group, stored, instance.name, topics)
 
 
@@ -77,7 +77,7 @@ def commit_without_instance(state: GroupsState, request: CommitGroup, topics: To
     session = state.sessions[InstanceKey(request.group, member.name)]
     for one in request.offsets:
         _check_member(group, member, session, one, topics)
-    news = [one for one in request.offsets if _is_news(group, member, one, topics)]
+    news = [one for one in request.offsets if _is_newer(group, member, one, topics)]
     _record(state, group, news, member.name, topics)
 
 
@@ -131,7 +131,7 @@ def _commit_ends(
     news = [
         one
         for one in rows
-        if one.topic in topics and _is_news(group, instance, one, topics, same=False)
+        if one.topic in topics and _is_newer(group, instance, one, topics, same=False)
     ]
     _record(state, group, news, instance.name, topics)
 
@@ -177,7 +177,7 @@ def _check_member(
         raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
 
 
-def _is_news(
+def _is_newer(
     group: Group, instance: Instance, one: GroupOffset, topics: Topics, *, same: bool = True
 ) -> bool:
     """Return True if an offset is newer than the committed one, or follows a seek (rule G4).

@@ -159,7 +159,7 @@ PROOF_WAIT_MS = 100
 """Time to wait for a heartbeat that proves this broker's leadership; then an append must prove
 it."""
 
-_SAID_OF_THE_STATE = frozenset(
+_STATE_ERRORS = frozenset(
     {
         ErrorCode.UNKNOWN_MEMBER_ID,
         ErrorCode.GROUP_ID_NOT_FOUND,
@@ -294,7 +294,7 @@ class GroupCoordinator:
         try:
             return cast(A, await self._answer(shard, request))
         except KafkaError as error:
-            if error.code not in _SAID_OF_THE_STATE:
+            if error.code not in _STATE_ERRORS:
                 raise
             refusal = error
         await self._confirm(shard)
@@ -317,7 +317,7 @@ class GroupCoordinator:
                 for group in state.existing_groups()
             ]
 
-        return await self._looked_at(self._shard(partition), look)
+        return await self._read_proven(self._shard(partition), look)
 
     async def _answer(self, shard: Shard, request: GroupRequest[Any]) -> Any:
         match request:
@@ -332,9 +332,9 @@ class GroupCoordinator:
             case CommitGroup():
                 return await self._commit_group(shard, request)
             case GroupOffsets() | DescribeGroup():
-                return await self._looked_at(shard, lambda s: self._described(s, request))
+                return await self._read_proven(shard, lambda s: self._describe(s, request))
             case DeleteInstance() | Unsubscribe():
-                return await self._given_up(shard, request)
+                return await self._leave(shard, request)
             case Subscribe():
                 return await self._subscribe(shard, request)
             case Assign():
@@ -345,7 +345,7 @@ class GroupCoordinator:
                 return await self._commit(shard, request)
             case DescribeInstance() | CommittedOffsets():
                 self._call(shard, _key(request), done=False)
-                return await self._looked_at(shard, lambda s: self._described(s, request))
+                return await self._read_proven(shard, lambda s: self._describe(s, request))
             case _:
                 text = f"unknown group request {type(request).__name__}"
                 raise KafkaError(ErrorCode.INVALID_REQUEST, text)
@@ -353,7 +353,7 @@ class GroupCoordinator:
     def _call(self, shard: Shard, key: InstanceKey, *, done: bool = True) -> None:
         shard.decide(lambda state: instances.begin_call(state, key, self._topics, done=done))
 
-    def _described(self, state: GroupsState, request: GroupRequest[Any]) -> object:
+    def _describe(self, state: GroupsState, request: GroupRequest[Any]) -> object:
         topics = self._topics
         match request:
             case DescribeGroup():
@@ -367,7 +367,7 @@ class GroupCoordinator:
                 key = _key(request)
                 return committed_offsets(state, key, request.partitions, topics)
 
-    async def _given_up(self, shard: Shard, request: DeleteInstance | Unsubscribe) -> None:
+    async def _leave(self, shard: Shard, request: DeleteInstance | Unsubscribe) -> None:
         key, topics = _key(request), self._topics
         self._call(shard, key)
         if isinstance(request, DeleteInstance):
@@ -465,12 +465,12 @@ class GroupCoordinator:
         self._call(shard, key, done=False)
         asked = {TopicPartition(one.topic, one.partition): one for one in request.targets}
         instances.check_seek(shard.state(), key, asked, self._topics)
-        targets = {place: await self._sought(one) for place, one in asked.items()}
+        targets = {place: await self._offset_of(one) for place, one in asked.items()}
         topics = self._topics
         shard.decide(lambda state: instances.seek(state, key, targets, topics), generation)
         await shard.settled()
 
-    async def _sought(self, target: SeekTarget) -> int:
+    async def _offset_of(self, target: SeekTarget) -> int:
         assert self._door is not None
         place = TopicPartition(target.topic, target.partition)
         match target.to:
@@ -505,7 +505,7 @@ class GroupCoordinator:
         except KafkaError as error:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
 
-    async def _looked_at(self, shard: Shard, look: Callable[[GroupsState], T]) -> T:
+    async def _read_proven(self, shard: Shard, look: Callable[[GroupsState], T]) -> T:
         """Return what ``look`` reads, once it is committed and proven to be the newest state.
 
         Later decisions are not part of the result, since they may still be lost.

@@ -118,7 +118,7 @@ class Group:
     instances: dict[InstanceId, Instance] = field(default_factory=dict)
     offsets: dict[TopicPartition, OffsetValue] = field(default_factory=dict)
     starts: dict[TopicPartition, StartValue] = field(default_factory=dict)
-    epoch_said: bool = False
+    has_epoch_record: bool = False
     """True if a record holds its epoch; else its epoch began at `GroupsState.forgotten_epoch`."""
     orphans: dict[InstanceId, list[GroupRecord]] = field(default_factory=dict)
     """Records of memberships and seeks that were read before their instance's. Compaction keeps
@@ -230,12 +230,12 @@ class GroupsState:
         if isinstance(value, GroupValue):
             self.forgotten_epoch = max(self.forgotten_epoch, value.epoch)
             for group in self.groups.values():
-                if not group.epoch_said:
+                if not group.has_epoch_record:
                     group.epoch = max(group.epoch, self.forgotten_epoch)
 
     def _fold_group(self, group: Group, value: object) -> None:
         if isinstance(value, GroupValue):
-            group.epoch, group.epoch_said = value.epoch, True
+            group.epoch, group.has_epoch_record = value.epoch, True
             return
         self.forgotten_epoch = max(self.forgotten_epoch, group.epoch)
         del self.groups[group.name]

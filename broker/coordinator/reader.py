@@ -243,7 +243,7 @@ class InstanceReader:
                 lock = self._locks.setdefault(read.session, asyncio.Lock())
                 async with lock:
                     answer = await read.run()
-                return answer if answer is not None else await read.sit_out()
+                return answer if answer is not None else await read.wait_for_deadline()
         finally:
             self._reading -= 1
             if self._newest.get(read.session) is read:
@@ -344,7 +344,7 @@ class _Read:
         if self._changed is not None:
             self._changed.set()
 
-    async def sit_out(self) -> PolledRecords:
+    async def wait_for_deadline(self) -> PolledRecords:
         """Return nothing at the deadline.
 
         If it returned at once, two clients of one instance would repeat their reads without a
@@ -391,7 +391,7 @@ class _Read:
             try:
                 if self._gives_way.is_set():
                     return None
-                self._take_note()
+                self._give_up_revoked()
                 plan = await self._plan()
                 parts = await self._collect(plan)
                 size = sum(part.size for part in parts)
@@ -408,7 +408,7 @@ class _Read:
             finally:
                 self._shard.unwatch(self._key.group, changed)
 
-    def _take_note(self) -> None:
+    def _give_up_revoked(self) -> None:
         """Give up partitions beyond the target: this read counts as a new call."""
         instance = self._instance()
         if not instance.owned <= instance.target:

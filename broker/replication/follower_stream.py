@@ -72,7 +72,7 @@ class FollowerStream(asyncio.BufferedProtocol):
         self._buffer = bytearray(INITIAL_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._filled = 0
-        self._resting = False
+        self._is_reading_paused = False
         """True while received frames wait for the next turn; nothing more is read meanwhile."""
         self._acks: dict[Key, Replica] = {}
         self._opens: list[bytes] = []
@@ -100,7 +100,7 @@ class FollowerStream(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.heard_ms = -1  # the next tick of the host replaces this by the present time
         self._filled += nbytes
-        if not self._resting:
+        if not self._is_reading_paused:
             self._take_turn()
 
     def _take_turn(self) -> None:
@@ -121,12 +121,12 @@ class FollowerStream(asyncio.BufferedProtocol):
             self._buffer = bytearray(INITIAL_BUFFER_BYTES)
             self._view = memoryview(self._buffer)
         if rest_now and self._transport is not None:
-            self._resting = True
+            self._is_reading_paused = True
             self._transport.pause_reading()
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._continue_reading)
 
-    def _go_on(self) -> None:
-        self._resting = False
+    def _continue_reading(self) -> None:
+        self._is_reading_paused = False
         if self._transport is not None:
             self._transport.resume_reading()
             self._take_turn()

@@ -215,7 +215,7 @@ LOOK_AGAIN_S = 5.0
 """Pause of a session that met damage in the leader's log. Later the log may begin behind it."""
 
 
-class Resting(FollowerSession, Protocol):
+class PausableSession(FollowerSession, Protocol):
     """The part of a `PushSession` that `pause_session` uses."""
 
     replica: Replica
@@ -224,7 +224,7 @@ class Resting(FollowerSession, Protocol):
     def drop_pending(self) -> None: ...
 
 
-S = TypeVar("S", bound=Resting)
+S = TypeVar("S", bound=PausableSession)
 
 
 def pause_session(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
@@ -235,10 +235,10 @@ def pause_session(session: S, present: Mapping[Key, S], mark: Callable[[S], None
     session.drop_pending()
     session.replica.detach(session)
     loop = asyncio.get_running_loop()
-    loop.call_later(LOOK_AGAIN_S, go_on, session, present, mark)
+    loop.call_later(LOOK_AGAIN_S, resume_session, session, present, mark)
 
 
-def go_on(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
+def resume_session(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
     """Resume a paused session, unless another one replaced it or the connection ended."""
     if present.get(session.replica.key) is not session:
         return
@@ -258,12 +258,12 @@ LOOKED_AT_ONCE = 500
 
 
 @dataclass(slots=True)
-class _Waiting:
+class WaitingOpens:
     """The requests of followers for one partition that this broker does not host."""
 
     asked_ms: int
     opens: dict[BrokerId, Open] = field(default_factory=dict)
-    was_there: bool = False
+    was_in_image: bool = False
     """True if an image contained the partition; once the image does not, it was deleted."""
 
 
@@ -275,7 +275,7 @@ class EarlyOpens:
 
     def __init__(self, broker_id: BrokerId) -> None:
         self._broker_id = broker_id
-        self._unknown: dict[Key, _Waiting] = {}
+        self._unknown: dict[Key, WaitingOpens] = {}
         """Requests for partitions that have no replica here yet, the least recently checked
         first."""
         self._known: dict[Replica, None] = {}
@@ -297,9 +297,9 @@ class EarlyOpens:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if code is not None:
             return Refused(message.request, message.leader_epoch, code.number)
-        waiting = self._unknown.setdefault(key, _Waiting(now_ms))
+        waiting = self._unknown.setdefault(key, WaitingOpens(now_ms))
         waiting.asked_ms = now_ms
-        waiting.was_there |= registration is not None
+        waiting.was_in_image |= registration is not None
         waiting.opens[follower] = message
         return None
 
@@ -319,11 +319,11 @@ class EarlyOpens:
             waiting = self._unknown.pop(key)
             registration = image.partition(*partition_of(key))
             if registration is not None:
-                waiting.was_there = True
+                waiting.was_in_image = True
                 for follower, message in list(waiting.opens.items()):
                     if self._is_elsewhere(registration, message):
                         del waiting.opens[follower]
-            elif waiting.was_there:
+            elif waiting.was_in_image:
                 continue
             if waiting.opens and now_ms - waiting.asked_ms < UNKNOWN_OPEN_MS:
                 self._unknown[key] = waiting
@@ -461,7 +461,7 @@ class PushSession:
 
     def drop_window(self) -> None:
         """Stop waiting for acknowledgements of the bytes that this session pushed."""
-        self.stream.waits_no_more(self)
+        self.stream.stop_waiting(self)
         if self.window is not None:
             self.stream.flow.drop(self.window)
             self.window = None
@@ -561,7 +561,7 @@ class LeaderStream(asyncio.Protocol):
         self._scheduled = False
         self._drain_check: asyncio.TimerHandle | None = None
         self._received = b""
-        self._resting = False
+        self._is_reading_paused = False
         """True while received frames wait for the next turn; nothing more is read meanwhile."""
         self._held: list[bytes] | None = None
         """Frames written while frames are received; sent in one write. None at other times."""
@@ -602,11 +602,11 @@ class LeaderStream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard_ms = -1  # the next tick of the host replaces this by the present time
         self._received = self._received + data if self._received else data
-        if not self._resting:
+        if not self._is_reading_paused:
             self._receive_all()
 
     def _receive_all(self) -> None:
-        self._resting = False
+        self._is_reading_paused = False
         view, at, size = memoryview(self._received), 0, len(self._received)
         self._held = []
         left = FRAMES_PER_TURN
@@ -638,15 +638,15 @@ class LeaderStream(asyncio.Protocol):
                 self._transport.write(b"".join(held))
         self._received = bytes(view[at:]) if at < size else b""
         if not left:
-            self._rest()
+            self._pause_reading()
 
-    def _rest(self) -> None:
+    def _pause_reading(self) -> None:
         if self._transport is not None:
-            self._resting = True
+            self._is_reading_paused = True
             self._transport.pause_reading()
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._continue_reading)
 
-    def _go_on(self) -> None:
+    def _continue_reading(self) -> None:
         if self._transport is not None:
             self._transport.resume_reading()
             self._receive_all()
@@ -731,7 +731,7 @@ class LeaderStream(asyncio.Protocol):
         while queue and budget > 0 and not self.paused and self._transport is not None:
             if self._transport.get_write_buffer_size() >= self.host.push_bytes:
                 if self._drain_check is None:
-                    self._drain_check = self._loop.call_later(DRAIN_CHECK_S, self._look_again)
+                    self._drain_check = self._loop.call_later(DRAIN_CHECK_S, self._check_drained)
                 break
             if not (self.flow.has_room(in_sync=True) if in_sync else self._has_room_for_others()):
                 break
@@ -762,7 +762,7 @@ class LeaderStream(asyncio.Protocol):
         self.mark(session)
         return 0
 
-    def waits_no_more(self, session: PushSession) -> None:
+    def stop_waiting(self, session: PushSession) -> None:
         """Forget a session that waited for an acknowledgement of its own bytes."""
         self._full.pop(session, None)
 
@@ -794,7 +794,7 @@ class LeaderStream(asyncio.Protocol):
                     flow.drop(session.window)
         self._schedule()
 
-    def _look_again(self) -> None:
+    def _check_drained(self) -> None:
         self._drain_check = None
         self._schedule()
 

@@ -70,11 +70,11 @@ class Deletion:
                 log.roll()  # so that the files of deleted records can be unlinked
             log.advance_log_start(offset)
         self._outcome = Outcome.UNKNOWN
-        if not await self._until(lambda: not self._lacking(offset)):
-            lacking = self._lacking(offset)
-            if self._role.me in lacking:
+        if not await self._until(lambda: not self._replicas_that_may_restore(offset)):
+            replicas_that_may_restore = self._replicas_that_may_restore(offset)
+            if self._role.me in replicas_that_may_restore:
                 raise self._not_yet("the new log start is not on the disk yet", offset)
-            late = ", ".join(str(broker) for broker in sorted(lacking))
+            late = ", ".join(str(broker) for broker in sorted(replicas_that_may_restore))
             text = (
                 f"the log begins at {log.log_start_offset} on its leader, broker {self._role.me}, "
                 f"but that is not known of broker {late}, which may lead next and show older "
@@ -97,9 +97,11 @@ class Deletion:
             )
         return offset
 
-    def _lacking(self, offset: int) -> frozenset[BrokerId]:
+    def _replicas_that_may_restore(self, offset: int) -> frozenset[BrokerId]:
         registration = self._manager.image.partition(*self._replica.partition.id)
-        return partition.lacking(self._role, registration, self._replica.log, offset)
+        return partition.replicas_that_may_restore(
+            self._role, registration, self._replica.log, offset
+        )
 
     async def _until(self, done: Callable[[], bool]) -> bool:
         """Wait until ``done`` returns True; return False at the deadline.
@@ -183,7 +185,7 @@ class LogTrimming:
         self.paused = False
         """True while retention by time waits for a trusted clock; shown to operators."""
         self._paused_ms = 0
-        self._is_told = False
+        self._is_pause_logged = False
         logs.on_log_start = self._moved
 
     # deletions by operators
@@ -228,10 +230,10 @@ class LogTrimming:
         """Run one round of retention over all logs of this broker."""
         trusted = self._is_clock_trusted()
         if self.paused is trusted:
-            self.paused, self._is_told = not trusted, False
+            self.paused, self._is_pause_logged = not trusted, False
             self._paused_ms = self._clock.monotonic_ms()
-        if self.paused and not self._is_told:
-            self._tell()
+        if self.paused and not self._is_pause_logged:
+            self._log_pause()
         moving: list[PartitionLog] = []
         for number, replica in enumerate(list(self._manager.replicas())):
             if number % LOGS_PER_TURN == LOGS_PER_TURN - 1:
@@ -251,14 +253,14 @@ class LogTrimming:
         if not self.paused:
             self._doubted.forget_others()
 
-    def _tell(self) -> None:
+    def _log_pause(self) -> None:
         if self._is_clock_known():
             why = "the clock is not near the active controller's"
         elif self._clock.monotonic_ms() - self._paused_ms >= UNKNOWN_MS:
             why = "no active controller has said what time it is"
         else:
             return  # usual for a short time after a start
-        self._is_told = True
+        self._is_pause_logged = True
         _log.warning("retention paused: %s", why)
 
     def _look_at(self, replica: Replica) -> bool:

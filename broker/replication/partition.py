@@ -64,7 +64,7 @@ class ReplicaLog(Protocol):
 _log = logging.getLogger("broker.replication")
 
 
-class Followed(Protocol):
+class FollowerView(Protocol):
     """The part of a `Partition` that the functions below use."""
 
     id: TopicIdPartition
@@ -101,7 +101,7 @@ def proven(log: ReplicaLog) -> int:
     return log.log_start_offset if log.durable_end >= log.log_start_offset else 0
 
 
-def shows_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> bool:
+def would_show_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> bool:
     """Return True if a follower would show records, as leader, that are deleted here (rule R10).
 
     Such a follower may not join the ISR.
@@ -109,7 +109,7 @@ def shows_deleted(role: LeaderState, follower: BrokerId, log: ReplicaLog) -> boo
     return role.start_of(follower) < log.log_start_offset
 
 
-def lacking(
+def replicas_that_may_restore(
     role: LeaderState, registration: PartitionRegistration | None, log: ReplicaLog, offset: int
 ) -> frozenset[BrokerId]:
     """Return the replicas that may lead next and are not known to begin at or above ``offset``.
@@ -148,7 +148,7 @@ def truncation_point(log: ReplicaLog, message: Diverging) -> int:
     return min(message.end, log.end_of_epoch(message.at_epoch)[1])
 
 
-def cut(partition: Followed, message: Diverging, end: int) -> None:
+def cut(partition: FollowerView, message: Diverging, end: int) -> None:
     """Truncate the log to ``end``, because the leader does not have what follows."""
     log = partition.log
     _log.info(
@@ -162,7 +162,7 @@ def cut(partition: Followed, message: Diverging, end: int) -> None:
     partition.high_watermark = max(partition.high_watermark, log.log_start_offset)
 
 
-def follow_valid(partition: Followed, leader_start: int) -> None:
+def follow_valid(partition: FollowerView, leader_start: int) -> None:
     """Move the log start to the leader's; start over if the log ends at or below that."""
     log = partition.log
     if leader_start <= log.log_start_offset:
@@ -175,7 +175,7 @@ def follow_valid(partition: Followed, leader_start: int) -> None:
         partition.high_watermark = max(partition.high_watermark, leader_start)
 
 
-def skip_deleted(partition: Followed, message: Push) -> bool:
+def skip_deleted(partition: FollowerView, message: Push) -> bool:
     """Start the log over at a push if all records in between were deleted; return True then."""
     if not partition.log.log_end_offset < message.from_offset <= message.log_start:
         return False
@@ -183,7 +183,7 @@ def skip_deleted(partition: Followed, message: Push) -> bool:
     return True
 
 
-def follow_push(partition: Followed, leader_start: int) -> None:
+def follow_push(partition: FollowerView, leader_start: int) -> None:
     """Move the log start to the leader's, which a push carried, if this log reaches it."""
     if leader_start <= partition.log.log_end_offset:
         try:
@@ -192,7 +192,7 @@ def follow_push(partition: Followed, leader_start: int) -> None:
             _log.warning("log start of the leader not applied error=%s", error)
 
 
-def _start_over(partition: Followed, offset: int) -> None:
+def _start_over(partition: FollowerView, offset: int) -> None:
     log = partition.log
     _log.info(
         "starts over at the leader's log start log=%s topic_id=%s log_end=%d start=%d",
@@ -202,7 +202,7 @@ def _start_over(partition: Followed, offset: int) -> None:
     partition.high_watermark = offset
 
 
-def asked_to_start_over(
+def start_over_answer(
     role: LeaderState, follower: BrokerId, log: ReplicaLog, message: Open
 ) -> Diverging | None:
     """Return the answer to a follower that may lack tombstones which are dropped here; else None.
@@ -226,7 +226,7 @@ def inherit(log: ReplicaLog, dropped_to: int) -> None:
         log.note_dropped(dropped_to)
 
 
-def start_over(partition: Followed, message: Diverging) -> None:
+def start_over(partition: FollowerView, message: Diverging) -> None:
     """Empty the log; it begins again at the leader's log start.
 
     Apart from an unclean election, only here does a high watermark go back.
@@ -241,7 +241,7 @@ def start_over(partition: Followed, message: Diverging) -> None:
 
 
 def start_over_if_required(
-    partition: Followed, message: Diverging, end: int, *, is_unclean: bool
+    partition: FollowerView, message: Diverging, end: int, *, is_unclean: bool
 ) -> bool:
     """Start the log over if nothing of it may stay; return True then.
 
@@ -261,7 +261,7 @@ DEPOSED_WAIT_MS = 1_000
 """Time in which a former leader can learn what the new leader holds. Afterwards its delayed
 produces are *unknown*: records that only it held have no certain outcome until the new leader
 appends another record (rule R5)."""
-_NOTHING_PARKED = DelayedProduces()
+_NO_DELAYED_PRODUCES = DelayedProduces()
 """Shared by all partitions that never had a delayed produce; nothing is ever added to it."""
 
 
@@ -334,7 +334,7 @@ class Partition:
         self.agreed_epoch = -1
         """Newest leader epoch in which this replica led, or in which the leader validated its
         log."""
-        self.parked = _NOTHING_PARKED
+        self.parked = _NO_DELAYED_PRODUCES
         self._early_opens: dict[BrokerId, Open] | None = None
 
     @property
@@ -467,7 +467,7 @@ class Partition:
         diverging = divergence(self.log, role.epoch, message)
         if diverging is not None:
             return diverging
-        behind = asked_to_start_over(role, follower, self.log, message)
+        behind = start_over_answer(role, follower, self.log, message)
         if behind is not None:
             return behind
         ends = (message.log_end, message.durable_end, message.log_start)
@@ -531,7 +531,7 @@ class Partition:
 
     def park(self, parked: DelayedProduce) -> None:
         """Add a delayed produce; it is completed at once if its outcome is certain."""
-        if self.parked is _NOTHING_PARKED:
+        if self.parked is _NO_DELAYED_PRODUCES:
             self.parked = DelayedProduces()
         self.parked.add(parked)
         self.parked.resolve(self.log, self.high_watermark)
@@ -557,7 +557,7 @@ class Partition:
             for follower in role.followers
             if follower not in role.isr
             and role.may_join(follower, self.high_watermark, _eligible(brokers.get(follower)))
-            and not shows_deleted(role, follower, self.log)
+            and not would_show_deleted(role, follower, self.log)
         ]
         if lag_max_ms is None and not joiners:
             return None

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_MS = 500
 """Interval of further attempts for a log that could not be quarantined, as on a full disk."""
-SAID_MAX = 10_000
+REPORTED_REPLICAS_MAX = 10_000
 """Most damaged replicas in a heartbeat: 2 MB, and 20 ms each time the report changes."""
 LOOKED_AT_ONCE = 50
 """Logs refused at start that are checked in one tick; more would hold the event loop."""
-TELL_AGAIN_MS = 600_000
+LOG_AGAIN_MS = 600_000
 """Interval at which a replica that stays damaged is logged again."""
-TELL_AFTER_MS = 10_000
+LOG_AFTER_MS = 10_000
 """Time before damage is logged as lasting; a repair that is possible takes less."""
 TOO_MANY_COPIES = f"{DAMAGED_COPIES_MAX} damaged copies of it are kept in log/{FOLDER}, remove one"
 
@@ -87,9 +87,9 @@ class Repairs:
         self.damaged: dict[Key, Replica] = {}
         self._reasons: dict[Key, BaseException] = {}
         self._looked_ms = 0
-        self._said: tuple[Mapping[TopicId, TopicImage], tuple[DamagedReplica, ...]] | None = None
+        self._report: tuple[Mapping[TopicId, TopicImage], tuple[DamagedReplica, ...]] | None = None
         """The topics of an image and the report computed from them; None if it must be computed."""
-        self._told_ms: dict[Key, int] = {}
+        self._logged_ms: dict[Key, int] = {}
 
     # finding damage
 
@@ -105,16 +105,16 @@ class Repairs:
                 self._found(replica, error)
         waiting = self.damaged or self._logs.offline
         if waiting and now_ms - self._looked_ms >= LOOK_AGAIN_MS:
-            self._looked_ms, self._said = now_ms, None
+            self._looked_ms, self._report = now_ms, None
             self._look_at_refused()
             for key, replica in list(self.damaged.items()):
                 self._look_at(replica)
                 if key in self.damaged:
-                    self._tell(key, replica, now_ms)
-            self._tell_of_refused(now_ms)
+                    self._log_lasting_damage(key, replica, now_ms)
+            self._log_refused_logs(now_ms)
 
     def _found(self, replica: Replica, error: BaseException) -> None:
-        self._said = None
+        self._report = None
         self.damaged[replica.key] = replica
         self._reasons[replica.key] = error
         if not isinstance(replica.partition.role, LeaderState) or not self._can_lead(replica.key):
@@ -146,9 +146,9 @@ class Repairs:
         is_open = logs.was_open(where) or logs.is_served_damaged(where)
         return is_open and not isinstance(self._reasons[key], InDoubtError)
 
-    def _tell(self, key: Key, replica: Replica, now_ms: int) -> None:
+    def _log_lasting_damage(self, key: Key, replica: Replica, now_ms: int) -> None:
         """Log a damaged replica that only an operator can restore."""
-        if self._is_to_tell(key, now_ms):
+        if self._take_log_turn(key, now_ms):
             offline = self._logs.offline.get(replica.partition.id)
             is_full = offline is not None and offline.has_too_many_copies
             _log.error("damaged replica can't be filled again: %s log=%s leads=%s error=%s",
@@ -158,26 +158,26 @@ class Repairs:
                 self._reasons[key],
             )  # fmt: skip
 
-    def _tell_of_refused(self, now_ms: int) -> None:
+    def _log_refused_logs(self, now_ms: int) -> None:
         """Log the logs refused at start that a leader could fill if an operator made room."""
         for where in self._logs.partitions_with_too_many_copies():
             key = key_of(where.topic_id, where.partition)
-            if key not in self.damaged and self._is_to_tell(key, now_ms):
+            if key not in self.damaged and self._take_log_turn(key, now_ms):
                 _log.error("damaged replica can't be filled again: %s copies=log/%s/%s error=%s",
                     TOO_MANY_COPIES, FOLDER, text_of(where), self._logs.offline[where].error,
                 )  # fmt: skip
 
-    def _is_to_tell(self, key: Key, now_ms: int) -> bool:
-        told_ms = self._told_ms.setdefault(key, now_ms - TELL_AGAIN_MS + TELL_AFTER_MS)
-        if now_ms - told_ms < TELL_AGAIN_MS:
+    def _take_log_turn(self, key: Key, now_ms: int) -> bool:
+        told_ms = self._logged_ms.setdefault(key, now_ms - LOG_AGAIN_MS + LOG_AFTER_MS)
+        if now_ms - told_ms < LOG_AGAIN_MS:
             return False
-        self._told_ms[key] = now_ms
+        self._logged_ms[key] = now_ms
         return True
 
     # reports
 
     def report(self) -> tuple[DamagedReplica, ...]:
-        """Return the damaged replicas for heartbeats, sorted, at most `SAID_MAX`.
+        """Return the damaged replicas for heartbeats, sorted, at most `REPORTED_REPLICAS_MAX`.
 
         Damage found since the start comes first. The report is computed anew when damage or the
         image changed, and every `LOOK_AGAIN_MS`.
@@ -185,20 +185,20 @@ class Repairs:
         if not (self.damaged or self._logs.offline):
             return ()
         image = self._host.image
-        if self._said is None or self._said[0] is not image.topics:
-            self._said = (
+        if self._report is None or self._report[0] is not image.topics:
+            self._report = (
                 image.topics,
                 tuple(sorted(self._damaged_now(image), key=replica_partition)),
             )
-        return self._said[1]
+        return self._report[1]
 
     def _damaged_now(self, image: MetadataImage) -> Iterator[DamagedReplica]:
-        for key, replica in islice(self.damaged.items(), SAID_MAX):
+        for key, replica in islice(self.damaged.items(), REPORTED_REPLICAS_MAX):
             where, epoch = replica.partition.id, replica.partition.role.epoch
             yield _failed(image, where, epoch, can_lead=self._can_lead(key))
         found = {replica.partition.id for replica in self.damaged.values()}
         refused = (where for where in self._logs.offline if where not in found)
-        for where in islice(refused, max(0, SAID_MAX - len(found))):
+        for where in islice(refused, max(0, REPORTED_REPLICAS_MAX - len(found))):
             can_lead = where not in self._unopenable
             yield _failed(image, where, LeaderEpoch(-1), can_lead=can_lead)
 
@@ -221,7 +221,7 @@ class Repairs:
         replica = self.damaged.get(key)
         if replica is None:
             return False
-        self._said = None
+        self._report = None
         if self._me not in registration.replicas:
             self.forget(key)
             return False
@@ -280,10 +280,10 @@ class Repairs:
 
     def forget(self, key: Key) -> None:
         """Forget a replica that is no longer hosted here."""
-        self._said = None
+        self._report = None
         self.damaged.pop(key, None)
         self._reasons.pop(key, None)
-        self._told_ms.pop(key, None)
+        self._logged_ms.pop(key, None)
 
 
 def _failed(

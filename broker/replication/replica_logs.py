@@ -50,7 +50,7 @@ class ReplicaLogs:
         self._config = config
         self._incarnation_id = incarnation_id
         self._logs = logs
-        self._aside: dict[TopicIdPartition, bool] = {}
+        self._to_quarantine: dict[TopicIdPartition, bool] = {}
         """Logs that wait to be quarantined; True if their topic still exists."""
         self.unopenable: set[TopicIdPartition] = set()
         """Damaged logs that could not be opened when no other replica had more."""
@@ -72,7 +72,7 @@ class ReplicaLogs:
         is quarantined first and never counts as in sync. A repair is noted in ``events``.
         """
         partition_id = TopicIdPartition(topic.topic_id, number)
-        if partition_id in self._aside:
+        if partition_id in self._to_quarantine:
             self._quarantine([partition_id])
         self._logs.identify(topic.name, number, topic.topic_id)
         offline = self._logs.offline.get(partition_id)
@@ -167,15 +167,15 @@ class ReplicaLogs:
 
     def set_aside(self, partition_id: TopicIdPartition, *, topic_lives: bool) -> None:
         """Have a log quarantined with the next ticks; ``topic_lives``: its topic still exists."""
-        self._aside[partition_id] = topic_lives
+        self._to_quarantine[partition_id] = topic_lives
 
     def quarantine_some(self) -> None:
         """Quarantine the next logs that were set aside; called with every tick."""
-        if self._aside:
-            self._quarantine(list(islice(self._aside, QUARANTINED_AT_ONCE)))
+        if self._to_quarantine:
+            self._quarantine(list(islice(self._to_quarantine, QUARANTINED_AT_ONCE)))
 
     def _quarantine(self, partitions: list[TopicIdPartition]) -> None:
-        lives = [self._aside.pop(where) for where in partitions]
+        lives = [self._to_quarantine.pop(where) for where in partitions]
         for topic_lives in (False, True):
             some = [
                 each for each, live in zip(partitions, lives, strict=True) if live is topic_lives

@@ -171,7 +171,7 @@ def forgive(led: Iterable[Replica], stalled_ms: int) -> None:
             replica.partition.role.forgive(stalled_ms)
 
 
-class StreamCare:
+class StreamHeartbeats:
     """Heartbeats on all streams, and the end of streams silent for three of them (rule R9)."""
 
     def __init__(self, heartbeat_ms: int, slack_ms: int, now_ms: int) -> None:
@@ -240,7 +240,7 @@ class ReplicaManager:
         self._config = config
         self._incarnation_id = incarnation_id
         self._logs = logs
-        self._keeper = ReplicaLogs(config, incarnation_id, logs)
+        self._replica_logs = ReplicaLogs(config, incarnation_id, logs)
         self._views = TopicViews(config)
         self._peers = peers
         self._clock = clock
@@ -262,13 +262,13 @@ class ReplicaManager:
             lambda topic_id: topic_name(self.image, topic_id),
         )  # fmt: skip
         self._notes = events.RoleNotes(self.events)
-        unopenable = self._keeper.unopenable
+        unopenable = self._replica_logs.unopenable
         self.repairs = Repairs(config.broker_id, logs, self.events, unopenable, self)
         self._isr = IsrManager(config.broker_id, controllers, clock, self.events)
         self._tasks: asyncio.TaskGroup | None = None
         self._ticked_ms = clock.monotonic_ms()
         heartbeat_ms = config.timeouts.replication_heartbeat_ms
-        self._stream_care = StreamCare(heartbeat_ms, STALL_MS, self._ticked_ms)
+        self._stream_heartbeats = StreamHeartbeats(heartbeat_ms, STALL_MS, self._ticked_ms)
 
     # look-up and appends
 
@@ -336,8 +336,8 @@ class ReplicaManager:
         before, self.image = self.image, image
         self.throttles.configure(image)
         if not known and self.broker_epoch is not None:
-            self._keeper.set_aside_strays(image)
-        self._keeper.forget_recorded_damage(image)
+            self._replica_logs.set_aside_strays(image)
+        self._replica_logs.forget_recorded_damage(image)
         self._notes.begin()
         for topic in dropped_topics(before, image):
             yield from self._drop_topic(topic)
@@ -366,7 +366,7 @@ class ReplicaManager:
             return
         replica = self._replicas.get(key)
         here = self._config.broker_id in registration.replicas
-        if not here and (replica is None or not self._stays_a_while(replica, registration)):
+        if not here and (replica is None or not self._drop_or_observe(replica, registration)):
             return
         if replica is None:
             replica = self._open(topic, key)
@@ -386,7 +386,7 @@ class ReplicaManager:
             self._role_changed(replica)
         self._notes.applied(replica, before)
 
-    def _stays_a_while(self, replica: Replica, registration: PartitionRegistration) -> bool:
+    def _drop_or_observe(self, replica: Replica, registration: PartitionRegistration) -> bool:
         """Drop a replica that was reassigned elsewhere; return True if it must stay for a while.
 
         With delayed produces it stays and follows the new leader until their outcomes are known
@@ -409,7 +409,7 @@ class ReplicaManager:
             return None
         number = PartitionId(key.partition)
         view = self._views.of(self.image, topic.topic_id, topic.partitions[number])
-        log = self._keeper.open(self.image, topic, number, view.log_config, self.events)
+        log = self._replica_logs.open(self.image, topic, number, view.log_config, self.events)
         if log is None:
             return None
         partition = Partition(
@@ -463,7 +463,7 @@ class ReplicaManager:
     def _drop(self, replica: Replica, *, topic_lives: bool) -> None:
         """Stop hosting a replica and set its log aside; files are unlinked later (rule M5)."""
         self.release(replica)
-        self._keeper.set_aside(replica.partition.id, topic_lives=topic_lives)
+        self._replica_logs.set_aside(replica.partition.id, topic_lives=topic_lives)
 
     def release(self, replica: Replica) -> None:
         """Stop hosting a replica; its log stays as it is."""
@@ -610,14 +610,14 @@ class ReplicaManager:
             link.open_again(now_ms)
         to_leaders = [link.stream for link in self._links.values() if link.stream is not None]
         stalled = stalled_ms > STALL_MS
-        self._stream_care.keep([*self._streams, *to_leaders], now_ms, stalled=stalled)
+        self._stream_heartbeats.keep([*self._streams, *to_leaders], now_ms, stalled=stalled)
         for stream in self._streams:
             stream.tick(now_ms)
         self._early.forget_some(self.image, now_ms)
-        self._keeper.quarantine_some()
-        due = self._keeper.due_for_purge(self.image, now_ms) if self.broker_epoch else []
+        self._replica_logs.quarantine_some()
+        due = self._replica_logs.due_for_purge(self.image, now_ms) if self.broker_epoch else []
         if due and self._tasks is not None:
-            self._tasks.create_task(self._keeper.purge(due), name="purge")
+            self._tasks.create_task(self._replica_logs.purge(due), name="purge")
         for replica in self._isr_rounds.next_part(self._led):
             if isinstance(replica.partition.role, LeaderState):
                 self._propose(replica, lag_max_ms=self._config.timeouts.replica_lag_time_max_ms)

@@ -113,7 +113,7 @@ class Upkeep:
                 work, self._work = self._work, None
                 self._run(work)
             else:
-                self._go_on()
+                self._continue_reading()
         finally:
             self._busy = False
 
@@ -134,7 +134,7 @@ class Upkeep:
                 return
             self._error = error
 
-    def _go_on(self) -> None:
+    def _continue_reading(self) -> None:
         store, log = self._broker.store, self._broker.store.log
         before = list(log.segments)
         if self._pass is None:

@@ -106,7 +106,7 @@ class Host:
         self.follow()
 
     def tick(self) -> None:
-        self.manager._keeper.quarantine_some()
+        self.manager._replica_logs.quarantine_some()
 
     @property
     def replica(self) -> Replica:
@@ -132,7 +132,7 @@ def test_rule_m5_a_removed_replica_stops_and_its_data_goes_after_a_grace(tmp_pat
     host.tick()
     assert host.logs.quarantined() == REMOVED
     assert host.logs.get(FIRST_ID, ZERO) is None
-    keeper, image = host.manager._keeper, host.manager.image
+    keeper, image = host.manager._replica_logs, host.manager.image
     grace_ms = host.manager._config.limits.topic_delete_grace_ms
     keeper._looked_ms = 0
     assert keeper.due_for_purge(image, PURGE_CHECK_MS) == []

@@ -241,30 +241,36 @@ def begins_at(offset: int) -> MemoryLog:
 def test_rule_r10_who_may_lead_next_is_waited_for_and_nobody_else() -> None:
     role = known_leader((ONE, TWO))
 
-    def lacking(image: PartitionRegistration | None, offset: int) -> frozenset[BrokerId]:
-        return replication.lacking(role, image, begins_at(6), offset)
+    def replicas_that_may_restore(
+        image: PartitionRegistration | None, offset: int
+    ) -> frozenset[BrokerId]:
+        return replication.replicas_that_may_restore(role, image, begins_at(6), offset)
 
-    assert lacking(known(role), 5) == frozenset()
-    assert lacking(known(role), 6) == {TWO}
+    assert replicas_that_may_restore(known(role), 5) == frozenset()
+    assert replicas_that_may_restore(known(role), 6) == {TWO}
     role.proposals[1] = frozenset((ONE, TWO, THREE))
-    assert lacking(known(role), 5) == {THREE}, "it may have joined already"
+    assert replicas_that_may_restore(known(role), 5) == {THREE}, "it may have joined already"
     del role.proposals[1]
-    assert lacking(known(role, elr=(THREE,)), 5) == {THREE}, "eligible (KIP-966)"
-    assert lacking(known(role, elr=(THREE,)), 2) == frozenset()
-    assert lacking(known(role, later=-1), 5) == {THREE}, "an image of before this ISR"
-    assert lacking(None, 5) == {THREE}
+    assert replicas_that_may_restore(known(role, elr=(THREE,)), 5) == {THREE}, "eligible (KIP-966)"
+    assert replicas_that_may_restore(known(role, elr=(THREE,)), 2) == frozenset()
+    assert replicas_that_may_restore(known(role, later=-1), 5) == {THREE}, (
+        "an image of before this ISR"
+    )
+    assert replicas_that_may_restore(None, 5) == {THREE}
     del role.followers[TWO]
-    assert lacking(known(role), 1) == {TWO}, "it said nothing in this epoch or this life"
+    assert replicas_that_may_restore(known(role), 1) == {TWO}, (
+        "it said nothing in this epoch or this life"
+    )
 
 
 def test_rule_r10_a_leader_that_started_over_is_waited_for_as_its_followers_are() -> None:
     """Killed before that is on its disk, it leads again with the log that it was."""
     role, log = known_leader((ONE, TWO)), begins_at(5)
     log.durable_end = 3
-    assert replication.lacking(role, known(role), log, 5) == {ONE}
-    assert replication.lacking(role, known(role), log, 6) == {ONE, TWO}
+    assert replication.replicas_that_may_restore(role, known(role), log, 5) == {ONE}
+    assert replication.replicas_that_may_restore(role, known(role), log, 6) == {ONE, TWO}
     log.durable_end = 5
-    assert replication.lacking(role, known(role), log, 5) == frozenset()
+    assert replication.replicas_that_may_restore(role, known(role), log, 5) == frozenset()
 
 
 def test_rule_r10_a_replica_joins_only_where_the_leader_begins() -> None:

@@ -319,7 +319,7 @@ async def test_a_follower_that_needs_what_is_damaged_waits_and_its_connection_go
     monkeypatch.setattr(leader_stream, "LOOK_AGAIN_S", 60)
     host.replica.log.advance_log_start(2)
     host.logs._opened().flusher.flush_all()
-    leader_stream.go_on(session, stream.sessions, stream.mark)
+    leader_stream.resume_session(session, stream.sessions, stream.mark)
     for _ in range(5):
         await asyncio.sleep(0)
     assert session.next == 3, "an operator has let go of it"
@@ -528,7 +528,7 @@ def test_all_that_is_damaged_is_reported_in_order_with_the_state_of_the_partitio
     assert host.manager.repairs.report() is said, "it costs nothing while nothing changes"
     host.learn(OTHER, (OTHER,))
     assert {one.partition_epoch for one in host.manager.repairs.report()} == {-1, 2}
-    monkeypatch.setattr(repair, "SAID_MAX", 20)
+    monkeypatch.setattr(repair, "REPORTED_REPLICAS_MAX", 20)
     host.tick()
     few = host.manager.repairs.report()
     assert len(few) == 20

@@ -12,7 +12,7 @@ from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.leader_state import LeaderState, Proposal, Settings
 from broker.replication.partition import Following, Partition
-from broker.replication.replica_manager import StreamCare
+from broker.replication.replica_manager import StreamHeartbeats
 from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -503,7 +503,7 @@ class Stream:
 
 
 def test_rule_r9_a_stream_that_missed_three_heartbeats_is_closed() -> None:
-    care = StreamCare(300, 200, now_ms=0)
+    care = StreamHeartbeats(300, 200, now_ms=0)
     lives, silent = Stream(), Stream()
     for now_ms in range(50, 1_300, 50):
         lives.heard_ms = -1
@@ -514,7 +514,7 @@ def test_rule_r9_a_stream_that_missed_three_heartbeats_is_closed() -> None:
 
 
 def test_rule_r9_who_stood_still_itself_closes_nobody() -> None:
-    care, stream = StreamCare(300, 200, now_ms=0), Stream()
+    care, stream = StreamHeartbeats(300, 200, now_ms=0), Stream()
     care.keep([stream], 50, stalled=False)  # type: ignore[list-item]
     care.keep([stream], 60_000, stalled=True)  # type: ignore[list-item]
     assert not stream.closed

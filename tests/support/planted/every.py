@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.support.planted import (
     in_controllers,
     in_damage,
+    in_deletion,
     in_logs,
     in_metadata,
     in_repairs,
@@ -36,6 +37,7 @@ __all__ = [
     "SOURCE_FAULTS",
     "in_controllers",
     "in_damage",
+    "in_deletion",
     "in_logs",
     "in_metadata",
     "in_repairs",

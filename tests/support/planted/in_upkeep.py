@@ -141,7 +141,7 @@ def _checkpoint_ahead(patch: Patch) -> None:
     "rule R7: who may lack a tombstone is filled on", "rule R7", compacts=True, moves=True
 )
 def _not_asked(patch: Patch) -> None:
-    patch.setattr(partition, "asked_to_start_over", lambda *_: None)
+    patch.setattr(partition, "start_over_answer", lambda *_: None)
 
 
 @replication_fault("rule R7: START_OVER is ignored", "L27", "rule R7", compacts=True, moves=True)

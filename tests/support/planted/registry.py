@@ -15,6 +15,7 @@ from functools import partial
 
 import pytest
 
+from tests.support import deletion_world
 from tests.support.damage_world import BrokenError, DamageWorld
 from tests.support.metadata_invariants import InvariantError
 from tests.support.metadata_sim_story import Length, tell
@@ -26,7 +27,7 @@ Plant = Callable[[Patch], None]
 Judge = Callable[[int], str | None]
 """Run a seed; return the name of the check that it breaks, None if it breaks none."""
 
-METADATA, REPLICATION, DAMAGE = "metadata", "replication", "damage"
+METADATA, REPLICATION, DELETION, DAMAGE = "metadata", "replication", "deletion", "damage"
 LOST = ("L2", "L3", "L4", "L7", "L10")
 """Something that was seen or acknowledged is not there, on one replica or another."""
 
@@ -79,6 +80,11 @@ def replication_fault(
     return partial(_register, REPLICATION, name, caught_by, judge, first)
 
 
+def deletion_fault(name: str, *caught_by: str, first: int = 0) -> Callable[[Plant], Plant]:
+    """Register a fault of deletions of records (``deletion_world``)."""
+    return partial(_register, DELETION, name, caught_by, _judge_deletion, first)
+
+
 def damage_fault(name: str, *caught_by: str, first: int = 0) -> Callable[[Plant], Plant]:
     """Register a fault of what controllers decide about damaged replicas (``damage_world``)."""
     return partial(_register, DAMAGE, name, caught_by, _judge_damage, first)
@@ -102,6 +108,14 @@ def _judge_metadata(length: Length | None, seed: int) -> str | None:
 def _judge_replication(features: dict[str, bool], seed: int) -> str | None:
     try:
         run(seed, **features)
+    except Violation as violation:
+        return violation.check
+    return None
+
+
+def _judge_deletion(seed: int) -> str | None:
+    try:
+        deletion_world.run(seed)
     except Violation as violation:
         return violation.check
     return None
