@@ -79,17 +79,17 @@ class DelayedProduces:
     def __len__(self) -> int:
         return len(self._for_all or ()) + len(self._for_leader or ())
 
-    def add(self, parked: DelayedProduce) -> None:
+    def add(self, delayed: DelayedProduce) -> None:
         """Add a produce; its ``done`` will be called exactly once."""
-        self._soonest_ms = min(self._soonest_ms, parked.deadline_ms)
-        if parked.all_replicas:
+        self._soonest_ms = min(self._soonest_ms, delayed.deadline_ms)
+        if delayed.all_replicas:
             if self._for_all is None:
                 self._for_all = deque()
-            _insert(self._for_all, parked)
+            _insert(self._for_all, delayed)
         else:
             if self._for_leader is None:
                 self._for_leader = deque()
-            _insert(self._for_leader, parked)
+            _insert(self._for_leader, delayed)
 
     def resolve(self, log: EpochView, high_watermark: int) -> None:
         """Complete every produce whose outcome is certain now."""
@@ -104,14 +104,14 @@ class DelayedProduces:
             return
         late: list[DelayedProduce] = []
         for queue in self._queues():
-            late += [parked for parked in queue if parked.deadline_ms <= now_ms]
-            kept = [parked for parked in queue if parked.deadline_ms > now_ms]
+            late += [delayed for delayed in queue if delayed.deadline_ms <= now_ms]
+            kept = [delayed for delayed in queue if delayed.deadline_ms > now_ms]
             queue.clear()
             queue.extend(kept)
-        left = (parked.deadline_ms for queue in self._queues() for parked in queue)
+        left = (delayed.deadline_ms for queue in self._queues() for delayed in queue)
         self._soonest_ms = min(left, default=NEVER_MS)
-        for parked in late:
-            parked.done(AppendOutcome.UNKNOWN)
+        for delayed in late:
+            delayed.done(AppendOutcome.UNKNOWN)
 
     def hasten(self, deadline_ms: int) -> None:
         """Move all deadlines to at most ``deadline_ms``.
@@ -121,8 +121,8 @@ class DelayedProduces:
         """
         self._soonest_ms = min(self._soonest_ms, deadline_ms)
         for queue in self._queues():
-            for parked in queue:
-                parked.deadline_ms = min(parked.deadline_ms, deadline_ms)
+            for delayed in queue:
+                delayed.deadline_ms = min(delayed.deadline_ms, deadline_ms)
 
     def give_up(self) -> None:
         """Complete all produces with outcome UNKNOWN, because this replica is being closed."""
@@ -134,18 +134,18 @@ class DelayedProduces:
         return [queue for queue in (self._for_all, self._for_leader) if queue]
 
 
-def _insert(queue: deque[DelayedProduce], parked: DelayedProduce) -> None:
+def _insert(queue: deque[DelayedProduce], delayed: DelayedProduce) -> None:
     """Insert a produce at the end of the queue.
 
     A repeated produce, whose records were appended before, is inserted at its place in log order.
     """
     at = len(queue)
-    while at and queue[at - 1].base > parked.base and queue[at - 1].epoch >= parked.epoch:
+    while at and queue[at - 1].base > delayed.base and queue[at - 1].epoch >= delayed.epoch:
         at -= 1
     if at == len(queue):
-        queue.append(parked)
+        queue.append(delayed)
     else:
-        queue.insert(at, parked)
+        queue.insert(at, delayed)
 
 
 def _resolve(
@@ -156,16 +156,16 @@ def _resolve(
         return  # the usual case: the head is not reached, and the log has no newer epoch
     newest = log.epoch_at(high_watermark - 1) if high_watermark else -1
     while queue:
-        parked = queue[0]
-        if parked.offset < reached and log.epoch_at(parked.offset) == parked.epoch:
-            fate = AppendOutcome.OK
-        elif parked.offset < high_watermark or newest > parked.epoch:
+        delayed = queue[0]
+        if delayed.offset < reached and log.epoch_at(delayed.offset) == delayed.epoch:
+            outcome = AppendOutcome.OK
+        elif delayed.offset < high_watermark or newest > delayed.epoch:
             # The first batch may be in the log without the last one: part of it is written then.
-            in_part = log.epoch_at(parked.base) == parked.epoch
+            in_part = log.epoch_at(delayed.base) == delayed.epoch
             # Below the log start this log proves nothing: the records there were deleted.
-            deleted = parked.base < log.log_start_offset
-            fate = AppendOutcome.UNKNOWN if in_part or deleted else AppendOutcome.NOT_WRITTEN
+            deleted = delayed.base < log.log_start_offset
+            outcome = AppendOutcome.UNKNOWN if in_part or deleted else AppendOutcome.NOT_WRITTEN
         else:
             return
         queue.popleft()
-        parked.done(fate)
+        delayed.done(outcome)

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch
 
-OBSERVES = -1
+NOT_COUNTED = -1
 """In place of a durable end: a follower that can't join the ISR in this session, whatever it holds.
 A broker whose replica was reassigned elsewhere follows for a while, to learn the outcomes of its
 delayed produces. If the replica is assigned to it again meanwhile, the leader must not count a log
@@ -255,7 +255,7 @@ class LeaderState:
         state = self.followers.get(follower)
         if state is None or state.session < 0 or state.broker_epoch != eligible_epoch:
             return False
-        if follower not in self.replicas or state.durable_end == OBSERVES:
+        if follower not in self.replicas or state.durable_end == NOT_COUNTED:
             return False
         end = state.durable_end if self.by_durable else state.log_end
         return end >= self.epoch_start and end >= high_watermark

@@ -29,7 +29,7 @@ from broker.record.batch import walk
 from broker.replication import frames
 from broker.replication.follower_stream import UNANSWERED_RETRY_MS
 from broker.replication.frames import Ack, FrameError, Key, Open, Push, Refused, Valid, partition_of
-from broker.replication.leader_state import OBSERVES, FollowerState, LeaderState
+from broker.replication.leader_state import NOT_COUNTED, FollowerState, LeaderState
 from broker.replication.replica import FollowerSession, Replica
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, StorageError
 
@@ -94,7 +94,7 @@ class PushWindow:
             self._marks.append((end, self._tail_bytes))
             self._tail_bytes = 0
 
-    def proven(self, end: int, now_ms: int) -> int:
+    def release_up_to(self, end: int, now_ms: int) -> int:
         """Return the bytes that an acknowledgement of everything below ``end`` releases."""
         released = 0
         marks = self._marks
@@ -497,7 +497,7 @@ class PushSession:
             start, self.next = self.next, end_of_batches(raw)
             size = len(raw)
             self._write(state, start, self.next, [raw], size)
-        if state.durable_end != OBSERVES:
+        if state.durable_end != NOT_COUNTED:
             self._count(size, in_sync=in_sync)
         if self.next < log_end:
             self.stream.mark(self)
@@ -772,7 +772,7 @@ class LeaderStream(asyncio.Protocol):
         if session is None or session.number != number or session.window is None:
             return
         window, now_ms = session.window, self.host.now_ms()
-        released = window.proven(end, now_ms)
+        released = window.release_up_to(end, now_ms)
         if not released:
             return
         self.flow.released(window, released, now_ms)

@@ -19,7 +19,13 @@ from typing import Protocol
 
 from broker.replication.delayed_produces import DelayedProduce, DelayedProduces
 from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
-from broker.replication.leader_state import OBSERVES, FollowerState, LeaderState, Proposal, Settings
+from broker.replication.leader_state import (
+    NOT_COUNTED,
+    FollowerState,
+    LeaderState,
+    Proposal,
+    Settings,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -93,7 +99,7 @@ def divergence(log: ReplicaLog, epoch: LeaderEpoch, message: Open) -> Diverging 
     return None
 
 
-def proven(log: ReplicaLog) -> int:
+def crash_proof_start(log: ReplicaLog) -> int:
     """Return the log start offset that remains after any crash.
 
     A log that has just started over may have its old start again after a crash.
@@ -127,12 +133,12 @@ def replicas_that_may_restore(
         candidates = candidates.union(registration.elr)
 
     def begins(broker: BrokerId) -> int:
-        return proven(log) if broker == role.me else role.start_of(broker)
+        return crash_proof_start(log) if broker == role.me else role.start_of(broker)
 
     return frozenset(broker for broker in candidates if begins(broker) < offset)
 
 
-def valid(log: ReplicaLog, epoch: LeaderEpoch, session: int, message: Open) -> Valid:
+def valid_answer(log: ReplicaLog, epoch: LeaderEpoch, session: int, message: Open) -> Valid:
     """Return the leader's answer to a log that is a prefix of its own."""
     return Valid(message.request, epoch, session, log.log_start_offset, log.dropped_to)
 
@@ -148,7 +154,7 @@ def truncation_point(log: ReplicaLog, message: Diverging) -> int:
     return min(message.end, log.end_of_epoch(message.at_epoch)[1])
 
 
-def cut(partition: FollowerView, message: Diverging, end: int) -> None:
+def truncate_to_leader(partition: FollowerView, message: Diverging, end: int) -> None:
     """Truncate the log to ``end``, because the leader does not have what follows."""
     log = partition.log
     _log.info(
@@ -216,7 +222,7 @@ def start_over_answer(
     return Diverging(message.request, role.epoch, START_OVER, log.log_start_offset)
 
 
-def inherit(log: ReplicaLog, dropped_to: int) -> None:
+def note_missing_tombstones(log: ReplicaLog, dropped_to: int) -> None:
     """Record the offset below which tombstones may be missing in this log once it is filled.
 
     Called before a session begins. Raises KafkaError if it can't be written now; the session is
@@ -306,8 +312,18 @@ class Partition:
     """
 
     __slots__ = (
-        "_early_opens", "agreed_epoch", "broker_epoch", "broker_id", "high_watermark", "id", "log",
-        "observes", "on_high_watermark", "parked", "role", "settings",
+        "_early_opens",
+        "agreed_epoch",
+        "broker_epoch",
+        "broker_id",
+        "delayed_produces",
+        "high_watermark",
+        "id",
+        "is_observer",
+        "log",
+        "on_high_watermark",
+        "role",
+        "settings",
     )  # fmt: skip
 
     def __init__(
@@ -328,13 +344,13 @@ class Partition:
         self.on_high_watermark = on_high_watermark
         self.role: Role = Unassigned(LeaderEpoch(-1))
         self.broker_epoch: BrokerEpoch | None = None
-        self.observes = False
+        self.is_observer = False
         """True once this broker is no assigned replica: it follows without counting for the ISR,
         until its delayed produces are completed."""
         self.agreed_epoch = -1
         """Newest leader epoch in which this replica led, or in which the leader validated its
         log."""
-        self.parked = _NO_DELAYED_PRODUCES
+        self.delayed_produces = _NO_DELAYED_PRODUCES
         self._early_opens: dict[BrokerId, Open] | None = None
 
     @property
@@ -376,7 +392,7 @@ class Partition:
                     self._lead(registration, now_ms)
             elif registration.leader != NO_LEADER:
                 self._follow(registration)
-                self.parked.hasten(now_ms + DEPOSED_WAIT_MS)
+                self.delayed_produces.hasten(now_ms + DEPOSED_WAIT_MS)
             else:
                 self._become(Unassigned(registration.leader_epoch))
         role = self.role
@@ -406,7 +422,7 @@ class Partition:
     def retire(self) -> None:
         """Stop leading or following; complete delayed produces as unknown."""
         self._become(Unassigned(self.role.epoch))
-        self.parked.give_up()
+        self.delayed_produces.give_up()
 
     def _lead(self, registration: PartitionRegistration, now_ms: int) -> None:
         self.log.start_epoch(registration.leader_epoch)
@@ -477,7 +493,7 @@ class Partition:
         counted = (message.durable_end, message.durable_end, message.log_start)
         role.acknowledged(follower, session, counted, leader_end, now_ms)
         self.advance()
-        return valid(self.log, role.epoch, session, message)
+        return valid_answer(self.log, role.epoch, session, message)
 
     def _refuse(self, message: Open, code: ErrorCode) -> Refused:
         return Refused(message.request, message.leader_epoch, code.number)
@@ -509,7 +525,7 @@ class Partition:
         role = self.role
         if isinstance(role, LeaderState):
             self._raise_to(role.high_watermark(self.own_end(), self.high_watermark))
-        self.parked.resolve(self.log, self.high_watermark)
+        self.delayed_produces.resolve(self.log, self.high_watermark)
 
     def _raise_to(self, high_watermark: int) -> None:
         if high_watermark > self.high_watermark:
@@ -529,12 +545,12 @@ class Partition:
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, text)
         return role
 
-    def park(self, parked: DelayedProduce) -> None:
+    def add_delayed_produce(self, delayed: DelayedProduce) -> None:
         """Add a delayed produce; it is completed at once if its outcome is certain."""
-        if self.parked is _NO_DELAYED_PRODUCES:
-            self.parked = DelayedProduces()
-        self.parked.add(parked)
-        self.parked.resolve(self.log, self.high_watermark)
+        if self.delayed_produces is _NO_DELAYED_PRODUCES:
+            self.delayed_produces = DelayedProduces()
+        self.delayed_produces.add(delayed)
+        self.delayed_produces.resolve(self.log, self.high_watermark)
 
     def propose_isr(
         self,
@@ -621,7 +637,7 @@ class Partition:
         role.refused = False
         return Open(
             request, role.epoch, self.broker_epoch, self.log.last_epoch,
-            self.log.log_end_offset, self._counted_end(), proven(self.log),
+            self.log.log_end_offset, self._counted_end(), crash_proof_start(self.log),
         )  # fmt: skip
 
     def _awaiting(self, request: int, epoch: int) -> Following | None:
@@ -637,7 +653,7 @@ class Partition:
         if role is None:
             return False
         follow_valid(self, message.log_start)
-        inherit(self.log, message.dropped_to)
+        note_missing_tombstones(self.log, message.dropped_to)
         role.session = message.session
         self.agreed_epoch = role.epoch
         return True
@@ -672,7 +688,7 @@ class Partition:
             )
             raise AssertionError(msg)
         if end < self.log.log_end_offset:
-            cut(self, message, end)
+            truncate_to_leader(self, message, end)
         return True
 
     def _agreed_epoch(self) -> int:
@@ -713,7 +729,7 @@ class Partition:
         self._raise_to(min(message.high_watermark, self.log.log_end_offset))
         if message.log_start > self.log.log_start_offset:
             follow_push(self, message.log_start)
-        self.parked.resolve(self.log, self.high_watermark)
+        self.delayed_produces.resolve(self.log, self.high_watermark)
         return True
 
     def ack_message(self) -> Ack | None:
@@ -724,11 +740,11 @@ class Partition:
         # While this broker still uses `flush=ack`, a leader that already uses `os` must not count
         # bytes that are neither synced nor recorded as possibly unsynced (rule R1).
         end = self._counted_end() if self.settings.by_durable else self.log.log_end_offset
-        return Ack(role.session, role.epoch, end, self._counted_end(), proven(self.log))
+        return Ack(role.session, role.epoch, end, self._counted_end(), crash_proof_start(self.log))
 
     def _counted_end(self) -> int:
-        """Return the durable end that the leader may count, or `OBSERVES`."""
-        return OBSERVES if self.observes else self.log.durable_end
+        """Return the durable end that the leader may count, or `NOT_COUNTED`."""
+        return NOT_COUNTED if self.is_observer else self.log.durable_end
 
 
 def _eligible(registration: BrokerRegistration | None) -> BrokerEpoch | None:

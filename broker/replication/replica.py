@@ -214,7 +214,7 @@ class Replica:
 
     def readmit(self) -> None:
         """Readmit a replica that is assigned again before it was removed; request a new session."""
-        self.partition.observes = False
+        self.partition.is_observer = False
         if self.link is not None:
             self.link.open(self)
 

@@ -252,7 +252,7 @@ class ReplicaManager:
         self._dirty: set[Replica] = set()
         self._led: dict[Replica, None] = {}
         self._isr_rounds: Rounds[Replica] = Rounds(ISR_CHECK_MS // TICK_MS)
-        self._parked: set[Replica] = set()
+        self._with_delayed_produces: set[Replica] = set()
         """Replicas with delayed produces now or at the last tick."""
         self._leaving: set[Replica] = set()
         """Replicas that were reassigned elsewhere and stay until their produces are completed."""
@@ -303,10 +303,10 @@ class ReplicaManager:
             return None
         return registration.broker_epoch
 
-    def park(self, replica: Replica, parked: DelayedProduce) -> None:
+    def add_delayed_produce(self, replica: Replica, delayed: DelayedProduce) -> None:
         """Add a delayed produce to a led partition."""
-        self._parked.add(replica)
-        replica.partition.park(parked)
+        self._with_delayed_produces.add(replica)
+        replica.partition.add_delayed_produce(delayed)
 
     def appended(self, replica: Replica, base_offset: int, next_offset: int, raw: bytes) -> None:
         """Push a leader append that was written whole, and count it (rule R2).
@@ -392,9 +392,13 @@ class ReplicaManager:
         With delayed produces it stays and follows the new leader until their outcomes are known
         (rule R5) or their deadlines pass.
         """
-        if len(replica.partition.parked) and registration.has_leader and not replica.log.failed:
+        if (
+            len(replica.partition.delayed_produces)
+            and registration.has_leader
+            and not replica.log.failed
+        ):
             self._leaving.add(replica)
-            replica.partition.observes = True
+            replica.partition.is_observer = True
             return True
         self._drop(replica, topic_lives=True)
         return False
@@ -475,7 +479,7 @@ class ReplicaManager:
         self._led.pop(replica, None)
         self._dirty.discard(replica)
         self.events.forget(replica)
-        self._parked.discard(replica)
+        self._with_delayed_produces.discard(replica)
         self._leaving.discard(replica)
         self._early.drop(replica)
         replica.log.on_durable = None
@@ -625,11 +629,11 @@ class ReplicaManager:
     def _look_after_replicas(self, now_ms: int, stalled_ms: int) -> None:
         if stalled_ms > STALL_MS:
             forgive(self._led, stalled_ms)
-        for replica in list(self._parked):
-            replica.partition.parked.expire(now_ms)
-            if not len(replica.partition.parked):
-                self._parked.discard(replica)
-        for replica in [one for one in self._leaving if not len(one.partition.parked)]:
+        for replica in list(self._with_delayed_produces):
+            replica.partition.delayed_produces.expire(now_ms)
+            if not len(replica.partition.delayed_produces):
+                self._with_delayed_produces.discard(replica)
+        for replica in [one for one in self._leaving if not len(one.partition.delayed_produces)]:
             self._drop(replica, topic_lives=True)
         self.repairs.look(now_ms)
 

@@ -252,7 +252,7 @@ class BrokerServer:
         Called after ``run`` has ended.
         """
         for replica in list(self.manager.replicas()):
-            replica.partition.parked.give_up()
+            replica.partition.delayed_produces.give_up()
             replica.wake_fetches()
         self.manager.events.close()
         self.logs.close(self._lifecycle.broker_epoch)

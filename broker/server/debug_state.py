@@ -290,7 +290,7 @@ def replica_facts(replica: Replica, now_ms: int) -> Facts:
         "min_isr": partition.settings.min_isr,
         "by_durable": partition.settings.by_durable,
         "agreed_epoch": partition.agreed_epoch,
-        "parked_produces": len(partition.parked),
+        "parked_produces": len(partition.delayed_produces),
         "parked_fetches": len(replica.fetch_waiters or ()),
         "error": None if log.failed is None else str(log.failed),
     }

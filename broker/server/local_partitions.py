@@ -482,7 +482,9 @@ class LocalPartitions:
         deadline_ms = self._clock.monotonic_ms() + asked.timeout_ms
         self._parked_produces += requests
         all_replicas = asked.acks == ACKS_ALL
-        self._manager.park(replica, DelayedProduce(*entry, all_replicas, deadline_ms, resolved))
+        self._manager.add_delayed_produce(
+            replica, DelayedProduce(*entry, all_replicas, deadline_ms, resolved)
+        )
 
     def _find_repeat(
         self, replica: Replica, request: Append, claim: Claim

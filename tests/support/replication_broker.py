@@ -101,7 +101,7 @@ class Broker(BrokerStreams):
         def done(fate: AppendOutcome) -> None:
             answer(fate, base, reign)
 
-        partition.park(DelayedProduce(reign, base, last, acks == "all", FAR, done))
+        partition.add_delayed_produce(DelayedProduce(reign, base, last, acks == "all", FAR, done))
         for follower in list(leads.followers):
             self.push(follower)
         partition.advance()
@@ -144,7 +144,7 @@ class Broker(BrokerStreams):
     def give_up(self) -> None:
         """A client's deadline: some parked produce becomes unknown."""
         if self.partition is not None:
-            self.partition.parked.expire(FAR + 1)
+            self.partition.delayed_produces.expire(FAR + 1)
 
 
 def size_of(store: MemoryStore | DiskStore) -> int:

@@ -64,7 +64,7 @@ class Endings:
         self.judge.after_event()
 
     def _calm_turn(self, broker: Broker, number: int, fair: bool) -> None:
-        if broker.leaving and broker.partition and not len(broker.partition.parked):
+        if broker.leaving and broker.partition and not len(broker.partition.delayed_produces):
             broker.drop()
         broker.learn(FAR)
         epoch = broker.broker_epoch

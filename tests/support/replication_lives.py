@@ -124,7 +124,7 @@ class BrokerLife:
 
     def stop(self, *, power: bool) -> None:
         if self.partition is not None:
-            self.partition.parked.give_up()
+            self.partition.delayed_produces.give_up()
         self.world.power_cuts += power
         self.store.stop(power=power)
         if self.upkeep is not None:
@@ -199,7 +199,7 @@ class BrokerLife:
             config = self.views.of(image, TOPIC, registration).log_config
             self.topic_config = small(config, self.world.topic.segment_bytes)
         if self.id not in registration.replicas and self.broker_epoch is not None:
-            waits = self.partition is not None and len(self.partition.parked)
+            waits = self.partition is not None and len(self.partition.delayed_produces)
             waits = waits and not self.store.offline
             self.leaving = bool(waits) and registration.has_leader
             if not self.leaving:
@@ -210,7 +210,7 @@ class BrokerLife:
         partition = self.partition
         assert partition is not None
         self.configure(by_durable=by_durable)
-        back, partition.observes = partition.observes and not self.leaving, self.leaving
+        back, partition.is_observer = partition.is_observer and not self.leaving, self.leaving
         before = partition.role
         partition.apply_image(registration, image.brokers, self.broker_epoch, 0)
         role = partition.role
@@ -306,7 +306,7 @@ class BrokerLife:
             return
         self.world.departures += 1
         if self.partition is not None:
-            self.partition.parked.give_up()
+            self.partition.delayed_produces.give_up()
         if self.upkeep is not None:
             self.upkeep.cancel()
             self.upkeep = None

@@ -270,7 +270,7 @@ class World(Faults, Endings):
             if rng.random() < 0.2:
                 choices.append(broker.upkeep.retain)
             choices += [broker.upkeep.clean] * 2 * self.features.compacts
-        parked = partition is not None and len(partition.parked)
+        parked = partition is not None and len(partition.delayed_produces)
         if parked and rng.random() < 0.05:
             choices = [broker.give_up]
         if broker.leaving and not parked:

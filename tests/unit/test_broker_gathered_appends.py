@@ -133,7 +133,7 @@ async def test_all_share_the_fate_of_their_batch(here: Here) -> None:
     assert not clients.told
     replica = here.manager.replica(HERE)
     assert replica is not None
-    replica.partition.parked.expire(SystemClock().monotonic_ms() + 10_000)
+    replica.partition.delayed_produces.expire(SystemClock().monotonic_ms() + 10_000)
     await until_told(clients, 2)
     for _, error in clients.told.values():
         assert error is not None

@@ -212,7 +212,9 @@ def test_a_min_isr_above_the_isr_refuses_acks_all_at_once(tmp_path: Path) -> Non
     partition.check_may_append(all_replicas=True)
     fates: list[AppendOutcome] = []
     append(host.replica.log, ["x"], epoch=0)
-    host.manager.park(host.replica, DelayedProduce(0, 0, 0, True, 60_000, fates.append))
+    host.manager.add_delayed_produce(
+        host.replica, DelayedProduce(0, 0, 0, True, 60_000, fates.append)
+    )
     host.learn(of_topic("min.insync.replicas", "2"))
     with pytest.raises(KafkaError) as caught:
         partition.check_may_append(all_replicas=True)

@@ -93,7 +93,7 @@ async def test_acks_all_waits_for_the_other_member_and_times_out_unknown(here: H
     assert not waiting.done()
     replica = here.manager.replica(HERE)
     assert replica is not None
-    replica.partition.parked.expire(SystemClock().monotonic_ms() + 10_000)
+    replica.partition.delayed_produces.expire(SystemClock().monotonic_ms() + 10_000)
     with pytest.raises(KafkaError) as caught:
         await waiting
     assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT

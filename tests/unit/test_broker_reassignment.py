@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Push, Valid
-from broker.replication.leader_state import OBSERVES, LeaderState
+from broker.replication.leader_state import NOT_COUNTED, LeaderState
 from broker.replication.partition import Following
 from broker.replication.replica_logs import PURGE_CHECK_MS
 from raft_metadata.common.ids import (
@@ -184,7 +184,9 @@ def removed_leader(folder: Path) -> tuple[Host, list[AppendOutcome]]:
     assert isinstance(host.replica.partition.role, LeaderState)
     append(host.replica.log, ["x"], epoch=0)
     fates: list[AppendOutcome] = []
-    host.manager.park(host.replica, DelayedProduce(0, 0, 0, True, 60_000, fates.append))
+    host.manager.add_delayed_produce(
+        host.replica, DelayedProduce(0, 0, 0, True, 60_000, fates.append)
+    )
     host.learn(now((OTHER, THIRD), epoch=1, leader_epoch=1))
     assert host.manager.led_epoch(HERE) is None
     assert fates == []
@@ -223,11 +225,11 @@ async def test_a_replica_that_comes_back_while_it_stayed_goes_on(tmp_path: Path)
     partition = host.replica.partition
     message = partition.open_message(9, 0)
     assert message is not None
-    assert message.durable_end == OBSERVES, "who leaves is not counted, were it added again"
+    assert message.durable_end == NOT_COUNTED, "who leaves is not counted, were it added again"
     assert partition.on_valid(Valid(9, 1, 5, 0))
     ack = partition.ack_message()
     assert ack is not None
-    assert ack.durable_end == OBSERVES
+    assert ack.durable_end == NOT_COUNTED
     host.learn(back)
     host.manager._look_after_replicas(60_000, 0)
     assert fates == [AppendOutcome.UNKNOWN]

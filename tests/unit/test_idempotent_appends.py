@@ -111,7 +111,7 @@ async def test_a_repeat_is_known_where_too_few_replicas_are_left_to_write(here: 
     with pytest.raises(KafkaError) as refused:
         await here.local.append(claimed(2, acks=ACKS_ALL))
     assert refused.value.code is ErrorCode.NOT_ENOUGH_REPLICAS
-    replica.partition.parked.give_up()
+    replica.partition.delayed_produces.give_up()
     for task in (first, again):
         with pytest.raises(KafkaError) as unknown:
             await task

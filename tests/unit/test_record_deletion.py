@@ -150,14 +150,14 @@ async def test_a_leader_that_has_just_started_over_answers_once_that_is_durable(
     pair.replica.partition.high_watermark = 30
     pair.other_says(30)
     assert log.log_start_offset == 30
-    assert replication.proven(log) == 0
+    assert replication.crash_proof_start(log) == 0
     deletion = pair.delete(25)
     for _ in range(3):
         await asyncio.sleep(0)
         assert not deletion.done()
     async with asyncio.timeout(20):
         assert await deletion == 30
-    assert replication.proven(log) == 30
+    assert replication.crash_proof_start(log) == 30
 
 
 async def test_so_many_deletions_wait_and_one_more_is_refused(pair: Pair) -> None:

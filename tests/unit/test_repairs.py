@@ -418,7 +418,7 @@ def test_rule_m5_a_damaged_replica_that_was_given_away_does_not_stay_for_those_w
     host = Host(tmp_path, leader=ME)
     host.rot()
     host.tick()
-    parked = type(host.replica.partition.parked)
+    parked = type(host.replica.partition.delayed_produces)
     monkeypatch.setattr(parked, "__len__", lambda _: 1)
     host.epochs = [1, 1]
     given = PartitionChangeRecord(

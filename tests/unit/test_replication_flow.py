@@ -60,9 +60,9 @@ def test_a_window_counts_what_was_sent_and_not_proven() -> None:
     for end in range(1, 101):
         window.pushed(end, 100_000)
     assert window.unproven == 10_000_000
-    assert window.proven(50, 5) <= 5_000_000, "in pieces: never more than was proven"
+    assert window.release_up_to(50, 5) <= 5_000_000, "in pieces: never more than was proven"
     assert 5_000_000 <= window.unproven <= 5_000_000 + 3 * 100_000
-    window.proven(100, 6)
+    window.release_up_to(100, 6)
     assert window.unproven == 0
 
 
@@ -74,9 +74,9 @@ def test_a_window_never_counts_less_than_is_unproven(steps: list[tuple[int, int]
         sizes.append(size)
         window.pushed(end, size)
         proven = min(end, proven + acked)
-        window.proven(proven, 0)
+        window.release_up_to(proven, 0)
         assert window.unproven >= sum(sizes[proven:])
-    window.proven(end, 0)
+    window.release_up_to(end, 0)
     assert window.unproven == 0
 
 
@@ -93,7 +93,7 @@ def test_who_catches_up_gets_what_the_follower_proves_in_a_tenth_of_a_second() -
             flow.pushed(100_000)
         most = max(most, window.unproven)
         proven = min(end, proven + rate * tick // 1000 // 100_000)
-        flow.released(window, window.proven(proven, now_ms), now_ms)
+        flow.released(window, window.release_up_to(proven, now_ms), now_ms)
         flow.measure(now_ms)
     assert rate * 4 < end * 100_000, "the way is used"
     assert most <= rate * (TARGET_MS + tick) // 1000 + MB
@@ -117,7 +117,7 @@ def test_a_far_follower_or_a_slow_sync_is_no_queue() -> None:
             total += 100_000
         arrived = max((at for at, when in sent if when <= now_ms - trip), default=0)
         if window is not None:
-            flow.released(window, window.proven(arrived, now_ms), now_ms)
+            flow.released(window, window.release_up_to(arrived, now_ms), now_ms)
             if not window.unproven:
                 flow.emptied(window, now_ms)
                 window = None
@@ -145,7 +145,7 @@ def test_with_a_full_share_of_those_in_sync_one_that_catches_up_is_still_sent_to
     slow.pushed(1, MB)
     flow.pushed(MB)
     assert not flow.has_room(in_sync=False)
-    flow.released(slow, slow.proven(1, 10), 10)
+    flow.released(slow, slow.release_up_to(1, 10), 10)
     flow.emptied(slow, 10)
     assert flow.has_room(in_sync=False)
 
@@ -171,7 +171,7 @@ def test_one_session_that_is_never_proven_does_not_hold_the_others() -> None:
     good.pushed(1, 2 * MB)
     flow.pushed(2 * MB)
     now_ms = STUCK_MS + 1
-    flow.released(good, good.proven(1, now_ms), now_ms)
+    flow.released(good, good.release_up_to(1, now_ms), now_ms)
     assert flow.is_stuck(stuck)
     flow.drop(stuck)
     assert flow.unproven == 0

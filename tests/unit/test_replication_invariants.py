@@ -86,7 +86,9 @@ class Replica:
         fates: list[AppendOutcome] = []
         epoch, at = self.partition.role.epoch, self.log.log_end_offset
         self.log.append((epoch, value))
-        self.partition.park(DelayedProduce(epoch, at, at, True, 10_000, fates.append))
+        self.partition.add_delayed_produce(
+            DelayedProduce(epoch, at, at, True, 10_000, fates.append)
+        )
         if synced:
             self.log.flush_now()
         self.partition.advance()
@@ -376,7 +378,7 @@ def test_invariant_l19_a_zombie_leader_acknowledges_nothing_once_another_one_was
     assert (one.partition.high_watermark, fates) == (0, [])
     one.follow(registration(TWO, 2, isr=(TWO, THREE)), now_ms=5_000)
     assert isinstance(one.partition.role, Following)
-    one.partition.parked.expire(60_000)
+    one.partition.delayed_produces.expire(60_000)
     assert fates == [AppendOutcome.UNKNOWN]
 
 
@@ -441,7 +443,7 @@ def test_rule_r5_acks_of_the_leader_alone_are_judged_by_epoch_too() -> None:
     one = leader()
     fates: list[AppendOutcome] = []
     one.log.append((1, 7))
-    one.partition.park(DelayedProduce(1, 0, 0, False, 10_000, fates.append))
+    one.partition.add_delayed_produce(DelayedProduce(1, 0, 0, False, 10_000, fates.append))
     one.follow(registration(TWO, 2))
     one.partition.open_message(9, 0)
     assert one.partition.on_diverging(Diverging(9, 2, -1, 0))

@@ -8,7 +8,7 @@ import pytest
 
 from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
-from broker.replication.leader_state import OBSERVES, LeaderState, Settings
+from broker.replication.leader_state import NOT_COUNTED, LeaderState, Settings
 from broker.replication.partition import DEPOSED_WAIT_MS, Following, Partition, Unassigned
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -73,7 +73,9 @@ def append(partition: Partition, value: int) -> list[AppendOutcome]:
     log = log_of(partition)
     log.append((partition.role.epoch, value))
     at = log.log_end_offset - 1
-    partition.park(DelayedProduce(partition.role.epoch, at, at, True, 10_000, fates.append))
+    partition.add_delayed_produce(
+        DelayedProduce(partition.role.epoch, at, at, True, 10_000, fates.append)
+    )
     return fates
 
 
@@ -337,7 +339,7 @@ def test_rule_r5_a_request_whose_first_batch_alone_survived_is_unknown() -> None
     for value in (7, 8):
         log.append((1, value))
     fates: list[AppendOutcome] = []
-    partition.park(DelayedProduce(LeaderEpoch(1), 0, 1, True, 10_000, fates.append))
+    partition.add_delayed_produce(DelayedProduce(LeaderEpoch(1), 0, 1, True, 10_000, fates.append))
     partition.apply_image(registration(TWO, 2, partition_epoch=2), brokers(), BrokerEpoch(1), 0)
     partition.open_message(9, 0)
     partition.on_diverging(Diverging(9, 2, 1, 1))
@@ -353,9 +355,9 @@ def test_rule_r5_what_only_the_old_leader_held_is_unknown_before_its_client_give
     fates = append(partition, 7)
     partition.apply_image(registration(TWO, 2, partition_epoch=2), brokers(), BrokerEpoch(1), 500)
     log_of(partition).truncate_to(0)
-    partition.parked.expire(500 + DEPOSED_WAIT_MS - 1)
+    partition.delayed_produces.expire(500 + DEPOSED_WAIT_MS - 1)
     assert fates == [], "somebody may write behind it, and it is certain"
-    partition.parked.expire(500 + DEPOSED_WAIT_MS)
+    partition.delayed_produces.expire(500 + DEPOSED_WAIT_MS)
     assert fates == [AppendOutcome.UNKNOWN]
 
 
@@ -373,9 +375,9 @@ def test_rule_r5_unknown_at_the_deadline() -> None:
     partition = make()
     lead(partition)
     fates = append(partition, 7)
-    partition.parked.expire(9_999)
+    partition.delayed_produces.expire(9_999)
     assert fates == []
-    partition.parked.expire(10_000)
+    partition.delayed_produces.expire(10_000)
     assert fates == [AppendOutcome.UNKNOWN]
 
 
@@ -533,8 +535,8 @@ def test_a_follower_that_only_observes_never_joins_in_that_session() -> None:
     lead(partition, isr=(ONE, TWO))
     append(partition, 7)
     log_of(partition).flush_now()
-    opens(partition, THREE, 12, (1, OBSERVES))
-    partition.on_ack(THREE, Ack(12, 1, 1, OBSERVES), 1)
+    opens(partition, THREE, 12, (1, NOT_COUNTED))
+    partition.on_ack(THREE, Ack(12, 1, 1, NOT_COUNTED), 1)
     assert partition.propose_isr(brokers(), 21, 0, None) is None
     opens(partition, THREE, 13, (1, 1))
     assert partition.propose_isr(brokers(), 22, 0, None) is not None

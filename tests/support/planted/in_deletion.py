@@ -19,7 +19,7 @@ _real = replication.replicas_that_may_restore
 
 def _without(role: LeaderState, log: ReplicaLog, who: Iterable[BrokerId], offset: int) -> Found:
     late = {one for one in who if one != role.me and role.start_of(one) < offset}
-    return frozenset(late if replication.proven(log) >= offset else late | {role.me})
+    return frozenset(late if replication.crash_proof_start(log) >= offset else late | {role.me})
 
 
 @deletion_fault("R10: only the leader's own start counts", "R10")
@@ -74,4 +74,4 @@ def _reported_before_it_is_durable(patch: Patch) -> None:
         start: int = log._requested_log_start
         return start
 
-    patch.setattr(replication, "proven", requested)
+    patch.setattr(replication, "crash_proof_start", requested)

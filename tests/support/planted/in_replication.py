@@ -394,7 +394,7 @@ def _leaver_counts(patch: Patch) -> None:
     real = Partition._counted_end
 
     def counted_end(self: Partition) -> int:
-        return max(0, self.log.durable_end if self.observes else real(self))
+        return max(0, self.log.durable_end if self.is_observer else real(self))
 
     patch.setattr(Partition, "_counted_end", counted_end)
 
