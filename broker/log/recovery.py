@@ -68,6 +68,9 @@ class RecoveredLog:
     log_end_offset: int
     proven_end: int
     recovery_point: int
+    """Offset below which segments were not scanned; 0 if the epochs had to be rebuilt."""
+    stored_recovery_point: int
+    """The recovery point in the file, whether this start could rely on it or not."""
     segments: list[Segment]
     epochs: LeaderEpochCache
     truncated_bytes: int = 0
@@ -99,6 +102,7 @@ class _RecoveryState:
     sizes: list[int]
     log_start: int = 0
     recovery_point: int = 0
+    stored_recovery_point: int = 0
     proven_end: int = 0
     epochs: LeaderEpochCache = field(default_factory=LeaderEpochCache)
     limits: ProducerLimits = field(default_factory=ProducerLimits)
@@ -164,6 +168,7 @@ def recover_log(
         log_end_offset=end,
         proven_end=scan.proven_end,
         recovery_point=min(scan.recovery_point, end),
+        stored_recovery_point=scan.stored_recovery_point,
         segments=scan.segments,
         epochs=scan.epochs,
         truncated_bytes=truncated_bytes,
@@ -221,14 +226,15 @@ def _read_checkpoints(scan: _RecoveryState, *, may_truncate: bool) -> None:
     if not isinstance(point, dict):
         return
     scan.log_start = point["log_start_offset"]
+    scan.stored_recovery_point = point["recovery_point"]
     try:
         epochs = read_checkpoint(scan.disk, f"{scan.directory}/{LEADER_EPOCH_FILE}")
     except CorruptionError as error:
         _log.warning("epochs rebuilt from the log reason=%s", error)
-        scan.proven_end = point["recovery_point"]  # data below it was synced nevertheless (Q5)
+        scan.proven_end = scan.stored_recovery_point  # data below it was synced nevertheless (Q5)
         return
     if isinstance(epochs, list):
-        scan.recovery_point = point["recovery_point"]
+        scan.recovery_point = scan.stored_recovery_point
         scan.epochs = LeaderEpochCache([(epoch, start) for epoch, start in epochs])
 
 

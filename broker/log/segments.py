@@ -105,6 +105,7 @@ class LogSegments:
         self._old_segments: list[Segment] | None = None
         """Closed segments of before the log started over; removed once the new start is durable."""
         self.recovery_point = 0
+        """The highest recovery point that may be on the disk: a truncation lowers it first."""
         self._sealed_to = 0
         self._new_directory = False
         self._new_segment = False
@@ -150,7 +151,8 @@ class LogSegments:
         stored = cls(shared, directory)
         stored.segments = found.segments
         stored.cleaned = found.cleaned
-        stored.recovery_point = stored._sealed_to = found.recovery_point
+        stored.recovery_point = found.stored_recovery_point
+        stored._sealed_to = found.recovery_point
         # A full disk may have left names without a byte behind them that were never synced: the
         # first flush after this start syncs them, before anything in these files counts (rule Q6).
         stored._new_directory = any(s.dirty for s in found.segments) or not found.proven_end

@@ -49,6 +49,7 @@ KEPT = {
     3110: "a header's leader epoch and times rot, and the policy of a topic changes",
     3196: "an unclean election",
     3424: "a header's length, checksum and attributes rot",
+    5599: "a rotten file of epochs, then a cut that is killed: the old recovery point stood",
     17976: "the first place of a record that was deleted counts as its offset",
     23177: "a rotten file lies in quarantine, and the log of its name is another one",
     23591: "a start fails, and what was there is found by the next one",

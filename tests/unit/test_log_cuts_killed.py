@@ -113,3 +113,30 @@ def test_segments_that_could_not_be_removed_are_removed_by_a_later_step() -> Non
     assert not [
         name for name in disk.live if name.endswith(("0.log", "6.log")) and "03" not in name
     ]
+
+
+def test_rule_q5_a_killed_cut_is_no_damage_though_the_epochs_had_rotted() -> None:
+    """Replication simulation, seed 5599: the start could not read the epochs and relied on no
+    recovery point, so the cut did not lower the one in the file, which then proved a longer log."""
+    disk = SimulatedDisk()
+    life = Life(disk, LogConfig(segment_bytes=1_500))
+    flush_each(life, life.log(), (f"{number:02d}" + "x" * 100 for number in range(40)))
+    life.close()
+    (path,) = (path for path in disk.live if path.endswith("/leader-epoch"))
+    epochs = disk.live[path]
+    assert epochs is not None
+    epochs.cache[3] ^= 1
+    life = Life(disk, LogConfig(segment_bytes=1_500))
+    log = life.log()
+
+    def before(operation: str, path: str) -> None:
+        if operation == "sync_file" and path.endswith(".log"):
+            raise KilledError
+
+    disk.before = before
+    with pytest.raises(KilledError):
+        log.truncate_to(4)
+    disk.kill()
+    life = Life(disk, LogConfig(segment_bytes=1_500))
+    assert life.manager.offline == {}
+    assert life.log().log_end_offset == 4
