@@ -39,7 +39,7 @@ def chaos() -> None:
 @format_option
 def list_scenarios(form: str) -> None:
     """Show the scenarios."""
-    from chaos.scenarios.catalogue import SCENARIOS
+    from chaos.scenarios import SCENARIOS
 
     if form == "json":
         rows = [{"name": one.name, "summary": one.summary} for one in SCENARIOS.values()]
@@ -68,7 +68,7 @@ def run(scenario: str, seed: int | None, duration: float, keep: bool, form: str)
     A run that is not green keeps its directory (history.ndjson, report.json, the nodes' logs) below
     .chaos-data and names it.
     """
-    from chaos.scenarios.catalogue import SCENARIOS
+    from chaos.scenarios import SCENARIOS
 
     if scenario not in SCENARIOS:
         known = ", ".join(SCENARIOS)
@@ -87,7 +87,7 @@ def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> i
     from chaos.proxied_cluster import ProxiedCluster
     from chaos.run import Screen, catch_signals, make_directory, play_in_directory, remove
     from chaos.runner import RunOptions, ScenarioRun
-    from chaos.scenarios.catalogue import SCENARIOS
+    from chaos.scenarios import SCENARIOS
 
     console = Console(highlight=False, soft_wrap=True, file=sys.stderr) if form == "json" else None
     screen = Screen(console)

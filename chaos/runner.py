@@ -50,13 +50,14 @@ from chaos.checkers.records import (
     check_seen_stays,
 )
 from chaos.checkers.verdict import Verdict, verdict
-from chaos.deadline import TooLateError, within
+from chaos.deadline import TooLateError, read_until, within
+from chaos.disks.power import Power
 from chaos.history import Reading
 from chaos.http import NDJSON, CallError, Http, id_of
 from chaos.net.links import Plane, node_name
-from chaos.scenarios.scenario import COUNTED_DEADLINE_S, ScenarioContext
+from chaos.scenarios.scenario import COUNTED_DEADLINE_S, TOPIC, ScenarioContext, make_faults
 from chaos.watch import Watch
-from chaos.workloads import Endpoint, MetadataProbe, TailReaders, UniqueWriters
+from chaos.workloads import Endpoint, GroupReaders, MetadataProbe, TailReaders, UniqueWriters
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ if TYPE_CHECKING:
     from chaos.run import Run
     from chaos.scenarios.scenario import Scenario
 
-TOPIC = "chaos"
 PARTITIONS = 3
 WRITERS_PER_PARTITION = 4
+GROUP = "readers"
+GROUP_MEMBERS = 2
 STEADY_S = 2.0
 AFTER_S = 2.0
 GAP_LIMIT_MS = 5000
@@ -107,7 +109,6 @@ class ScenarioRun:
         self._run = run
         self._history = run.history
         self._options = options
-        self._clock = SystemClock()
         self._whole_ms: int | None = None
 
     async def play(self) -> None:
@@ -122,15 +123,15 @@ class ScenarioRun:
                 f"proxied links, ready in {ready_s:.1f} s"
             )
             await self._create_topic(http, now)
-            stage = await self._load_and_break(http, now)
-            self._judge_faults(stage)
-            await self._read_and_judge(http, stage)
+            context = await self._load_and_break(http, now)
+            self._judge_faults(context)
+            await self._read_and_judge(http, context)
             if self._scenario.replication_factor > 1:
-                await self._move_leaders(http, stage)
+                await self._move_leaders(http, context)
             alive = self._cluster.local.read()
             code = await self._cluster.local.stop()
-            await self._judge_files(stage)
-            self._run.judge(check_alive(_pids(now), _pids(alive), stage.killed))
+            await self._judge_files(context)
+            self._run.judge(check_alive(_pids(now), _pids(alive), context.killed))
             logs = (self._cluster.local.data_dir / "logs").glob("*.log")
             self._run.judge(
                 check_logs({log.stem: log.read_text("utf-8", "replace") for log in logs})
@@ -143,14 +144,14 @@ class ScenarioRun:
 
     async def _proxied_bytes(self) -> dict[str, int]:
         """Return proxied bytes per plane. Toxiproxy counts a connection only once it has ended."""
-        deadline = self._clock.monotonic_ms() + COUNTED_DEADLINE_S * 1000
-        while True:
+
+        async def count() -> dict[str, int]:
             found = {plane.value: 0 for plane in Plane}
             for link, traffic in (await self._cluster.network.traffic()).items():
                 found[link.plane.value] += traffic.requests_passed + traffic.answers_passed
-            if all(found.values()) or self._clock.monotonic_ms() > deadline:
-                return found
-            await asyncio.sleep(_LOOK_S)
+            return found
+
+        return await read_until(COUNTED_DEADLINE_S, lambda found: all(found.values()), count)
 
     async def _create_topic(self, http: Http, now: ClusterFile) -> None:
         body = {
@@ -164,7 +165,7 @@ class ScenarioRun:
 
     async def _load_and_break(self, http: Http, now: ClusterFile) -> ScenarioContext:
         endpoints = [Endpoint(node.id, node.url) for node in now.brokers]
-        history, clock = self._history, self._clock
+        history, clock = self._history, SystemClock()
         watch = Watch(http, history, now, clock, topic=TOPIC, partitions=PARTITIONS)
         writers = UniqueWriters(
             *(http, history, TOPIC, endpoints, watch, clock),
@@ -175,17 +176,22 @@ class ScenarioRun:
         probe = MetadataProbe(
             http, history, now.cluster_id, endpoints, clock, keeps_every=PROBE_KEEPS_EVERY
         )
-        stage = ScenarioContext(
-            cluster=self._cluster.local,
+        local, shim, random = self._cluster.local, self._cluster.disks, Random(self._options.seed)
+        context = ScenarioContext(
+            cluster=local,
             now=now,
             network=self._cluster.network,
-            disks=self._cluster.disks,
+            shim=shim,
+            power_supply=None if shim is None else Power(local, shim, random),
             http=http,
             history=history,
             watch=watch,
             writers=writers,
+            group=GroupReaders(
+                *(http, history, TOPIC, now, clock), name=GROUP, members=GROUP_MEMBERS
+            ),
             clock=clock,
-            random=Random(self._options.seed),
+            random=random,
             partitions=PARTITIONS,
             duration_s=self._options.duration_s,
             say=self._run.screen.say,
@@ -202,33 +208,30 @@ class ScenarioRun:
                 tasks.create_task(each) for each in (writers.run(), readers.run(), probe.run())
             ]
             await asyncio.sleep(STEADY_S)
-            await self._scenario.make_faults(stage)
-            await self._wait_until_healthy(stage)
+            await make_faults(self._scenario, context)
+            await self._wait_until_healthy(context)
             await asyncio.sleep(AFTER_S)
             for each in (writers, readers, probe):
                 each.stop()
             await asyncio.gather(*loads)
             watch.stop()
-        return stage
+        return context
 
-    async def _wait_until_healthy(self, stage: ScenarioContext) -> None:
+    async def _wait_until_healthy(self, context: ScenarioContext) -> None:
         """Wait until every replica is in sync and every partition has acknowledged a new write."""
-        written = dict(stage.writers.attempt_counts.per_partition)
+        has_new_writes = context.new_writes()
 
         def whole() -> bool:
-            told = stage.writers.attempt_counts.per_partition
-            return stage.watch.all_in_sync(self._scenario.replication_factor) and all(
-                told.get(partition, 0) > written.get(partition, 0)
-                for partition in range(PARTITIONS)
-            )
+            replicas = self._scenario.replication_factor
+            return context.watch.all_in_sync(replicas) and has_new_writes()
 
         with suppress(TooLateError):
-            took = await stage.watch.until(whole, "everything is whole", WHOLE_LIMIT_MS / 1000)
+            took = await context.watch.until(whole, "everything is whole", WHOLE_LIMIT_MS / 1000)
             self._whole_ms = took
 
     # -- verdicts
 
-    def _judge_faults(self, stage: ScenarioContext) -> None:
+    def _judge_faults(self, context: ScenarioContext) -> None:
         history, judge = self._history, self._run.judge
         judge(check_felt(history))
         stops = self._scenario.stops_writes
@@ -246,10 +249,10 @@ class ScenarioRun:
         )
         judge(check_one_leader_and_controller(history))
 
-    async def _read_and_judge(self, http: Http, stage: ScenarioContext) -> None:
+    async def _read_and_judge(self, http: Http, context: ScenarioContext) -> None:
         history, judge = self._history, self._run.judge
         readings = []
-        for broker in stage.now.brokers:
+        for broker in context.now.brokers:
             try:
                 readings.append(await self._read(http, broker))
             except (CallError, TooLateError) as error:
@@ -262,20 +265,20 @@ class ScenarioRun:
         judge(check_partitioner(history, PARTITIONS))
         judge(check_repeats(history, readings[0]))
         judge(check_seen_stays(history, readings[0]))
-        disks = await self._disks_once_equal(readings[0], stage)
+        disks = await self._disks_once_equal(readings[0], context)
         replicas = dict.fromkeys(range(PARTITIONS), self._scenario.replication_factor)
         judge(check_replicas(readings[0], disks, replicas))
-        chains = await read_chains(http, stage.now.brokers, TOPIC, PARTITIONS)
+        chains = await read_chains(http, context.now.brokers, TOPIC, PARTITIONS)
         judge(check_chains(chains, replicas))
-        names = await self._topic_names(http, stage)
+        names = await self._topic_names(http, context)
         judge(check_topics(history, names))
-        judge(check_controllers_agree(await self._applied_once_equal(http, stage)))
-        for one in self._scenario.own_checks(stage, readings[0]):
+        judge(check_controllers_agree(await self._applied_once_equal(http, context)))
+        for one in self._scenario.own_checks(context, readings[0]):
             judge(one)
 
-    async def _move_leaders(self, http: Http, stage: ScenarioContext) -> None:
+    async def _move_leaders(self, http: Http, context: ScenarioContext) -> None:
         """Drain a leader, so that another broker begins to lead records of the whole run."""
-        base = f"{stage.now.brokers[0].url}/v3/clusters/{stage.now.cluster_id}"
+        base = f"{context.now.brokers[0].url}/v3/clusters/{context.now.cluster_id}"
         path = f"{base}/topics/{TOPIC}/partitions/0"
         before = await http.get_json(path)
         if before["leader"] is None:
@@ -289,19 +292,19 @@ class ScenarioRun:
                     return
                 await asyncio.sleep(_LOOK_S)
 
-    async def _judge_files(self, stage: ScenarioContext) -> None:
+    async def _judge_files(self, context: ScenarioContext) -> None:
         """Check the files of the stopped brokers: their journals, read together, and their logs."""
         data_dir, judge = self._cluster.local.data_dir, self._run.judge
-        journals = read_journals(data_dir, stage.brokers)
+        journals = read_journals(data_dir, context.brokers)
         may_lose = self._scenario.disks != "sound"
-        judge(check_journals_whole(journals, stage.brokers, may_lose=may_lose))
+        judge(check_journals_whole(journals, context.brokers, may_lose=may_lose))
         judge(check_one_leader_an_epoch(journals))
         judge(check_one_isr_an_epoch(journals))
         judge(check_high_watermarks(journals))
         judge(check_truncations(journals))
         if self._scenario.replication_factor > 1:
             judge(check_leaders_hold_committed(journals))
-        judge(check_disks_sound(await verify_disks(data_dir, stage.brokers)))
+        judge(check_disks_sound(await verify_disks(data_dir, context.brokers)))
 
     async def _read(self, http: Http, broker: Node) -> Reading:
         await http.wait_ready(broker.url, READY_DEADLINE_S)
@@ -313,19 +316,20 @@ class ScenarioRun:
         }
         return Reading(broker.id, partitions)
 
-    async def _disks_once_equal(self, served: Reading, stage: ScenarioContext) -> list[Reading]:
+    async def _disks_once_equal(self, served: Reading, context: ScenarioContext) -> list[Reading]:
         """Return the content of the replicas' disks, once all are equal or the deadline passed."""
-        deadline = self._clock.monotonic_ms() + SAME_DEADLINE_S * 1000
-        while True:
-            disks = [await asyncio.to_thread(self._disk, broker) for broker in stage.brokers]
-            equal = all(
+
+        async def read() -> list[Reading]:
+            return [await asyncio.to_thread(self._disk, broker) for broker in context.brokers]
+
+        def equal(disks: list[Reading]) -> bool:
+            return all(
                 disk.partitions[partition] == served.partitions[partition]
                 for disk in disks
                 for partition in disk.partitions
             )
-            if equal or self._clock.monotonic_ms() > deadline:
-                return disks
-            await asyncio.sleep(_LOOK_S)
+
+        return await read_until(SAME_DEADLINE_S, equal, read)
 
     def _disk(self, broker: int) -> Reading:
         data_dir = self._cluster.local.data_dir
@@ -337,23 +341,26 @@ class ScenarioRun:
         return Reading(broker, found)
 
     async def _applied_once_equal(
-        self, http: Http, stage: ScenarioContext
+        self, http: Http, context: ScenarioContext
     ) -> dict[int, dict[str, object]]:
         """Return each controller's applied state, once all are equal or the deadline has passed."""
-        deadline = self._clock.monotonic_ms() + SAME_DEADLINE_S * 1000
-        while True:
+
+        async def read() -> dict[int, dict[str, object]]:
             facts: dict[int, dict[str, object]] = {}
-            for controller in stage.now.controllers:
+            for controller in context.now.controllers:
                 with suppress(CallError):
                     status = await http.get_json(f"{controller.url}/controller/v1/status", 2.0)
                     hashes = await self._hashes(http, controller)
                     facts[controller.id] = {name: status[name] for name in APPLIED} | hashes
-            same = len(facts) == len(stage.controllers) and all(
-                fact == facts[stage.controllers[0]] for fact in facts.values()
+            return facts
+
+        def equal(facts: dict[int, dict[str, object]]) -> bool:
+            first = facts.get(context.controllers[0])
+            return len(facts) == len(context.controllers) and all(
+                fact == first for fact in facts.values()
             )
-            if same or self._clock.monotonic_ms() > deadline:
-                return facts
-            await asyncio.sleep(_LOOK_S)
+
+        return await read_until(SAME_DEADLINE_S, equal, read)
 
     async def _hashes(self, http: Http, controller: Node) -> dict[str, object]:
         """Return hashes of a controller's whole history and of its image (invariant R12)."""
@@ -363,8 +370,8 @@ class ScenarioRun:
             "image hash": state["image_hash"]["value"],
         }
 
-    async def _topic_names(self, http: Http, stage: ScenarioContext) -> frozenset[str]:
-        url = f"{stage.now.brokers[-1].url}/v3/clusters/{stage.now.cluster_id}/topics"
+    async def _topic_names(self, http: Http, context: ScenarioContext) -> frozenset[str]:
+        url = f"{context.now.brokers[-1].url}/v3/clusters/{context.now.cluster_id}/topics"
         listed = await http.get_json(url)
         return frozenset(str(row["topic_name"]) for row in listed["data"])
 

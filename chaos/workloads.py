@@ -500,34 +500,40 @@ READ_TIMEOUT_MS = 300
 CALL_DEADLINE_S = 4.0
 GIVE_UP_DEADLINE_S = 1.0
 GROUP_PAUSE_AFTER_FAILURE_S = 0.1
+LOOK_AGAIN_S = 0.1
 
 
 class GroupReaders:
-    """Members of one group, each through every broker in turn. Owned by a scenario."""
+    """Members of one group, each through every broker in turn. Owned by the run."""
 
     def __init__(
         self,
         http: Http,
         history: History,
         topic: str,
-        endpoints: Sequence[Endpoint],
+        now: ClusterFile,
         clock: Clock,
         *,
-        group: str,
+        name: str,
         members: int,
     ) -> None:
         self._http = http
         self._history = history
         self._topic = topic
-        self._endpoints = endpoints
+        self._brokers = now.brokers
+        self._described_at = f"/v3/clusters/{now.cluster_id}/consumer-groups/{name}"
         self._clock = clock
-        self.group = group
         self._members = members
         self._stopped = asyncio.Event()
+        self.name = name
         self.committed: dict[int, int] = {}
         """Partition → the highest acknowledged commit, which is the next offset to read."""
         self.instances = 0
         """Number of instances created; exceeds the number of members if one was replaced."""
+        self.coordinators: list[int] = []
+        """Coordinators that brokers named, each change once, oldest first."""
+        self.unasked: set[int] = set()
+        """Brokers that are not asked for the coordinator."""
 
     def stop(self) -> None:
         """Let every member leave."""
@@ -543,9 +549,9 @@ class GroupReaders:
         for life in count():
             if self._stopped.is_set():
                 return
-            url = self._endpoints[(member + life) % len(self._endpoints)].url
+            url = self._brokers[(member + life) % len(self._brokers)].url
             name = f"member-{member}-{life}"
-            instance = f"{url}/consumers/{self.group}/instances/{name}"
+            instance = f"{url}/consumers/{self.name}/instances/{name}"
             try:
                 await self._join(url, name)
                 while not self._stopped.is_set():
@@ -564,7 +570,7 @@ class GroupReaders:
             "auto.commit.enable": "false",
             "session.timeout.ms": str(SESSION_TIMEOUT_MS),
         }
-        group = f"{url}/consumers/{self.group}"
+        group = f"{url}/consumers/{self.name}"
         await self._http.post_v2(group, body, CALL_DEADLINE_S)
         self.instances += 1
         topics = {"topics": [self._topic]}
@@ -611,20 +617,23 @@ class GroupReaders:
             )
             self.committed[partition] = max(self.committed.get(partition, 0), offset + 1)
 
+    async def watch_coordinator(self) -> None:
+        """Ask the brokers for the coordinator, in turn, until cancelled."""
+        while True:
+            for broker in self._brokers:
+                if broker.id not in self.unasked:
+                    with suppress(CallError):
+                        described = await self._http.get_json(broker.url + self._described_at, 2.0)
+                        found = id_of(described["coordinator"])
+                        if self.coordinators[-1:] != [found]:
+                            self.coordinators.append(found)
+            await asyncio.sleep(LOOK_AGAIN_S)
 
-async def committed_offsets(
-    http: Http, now: ClusterFile, url: str, group: str, topic: str
-) -> dict[int, int]:
-    """Return the group's committed offsets by partition, as v3 reports them."""
-    path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{group}/offsets"
-    listed = await http.get_json(url + path, 3.0)
-    return {
-        row["partition_id"]: row["offset"] for row in listed["data"] if row["topic_name"] == topic
-    }
-
-
-async def coordinator_of(http: Http, now: ClusterFile, url: str, group: str) -> int:
-    """Return the broker that coordinates the group, as v3 reports it."""
-    path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{group}"
-    described = await http.get_json(url + path, 2.0)
-    return id_of(described["coordinator"])
+    async def committed_offsets(self, url: str) -> dict[int, int]:
+        """Return the group's committed offsets by partition, as this broker reports them in v3."""
+        listed = await self._http.get_json(f"{url}{self._described_at}/offsets", 3.0)
+        return {
+            row["partition_id"]: row["offset"]
+            for row in listed["data"]
+            if row["topic_name"] == self._topic
+        }

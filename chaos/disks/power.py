@@ -222,6 +222,8 @@ class Power:
         self._random = random
         self.taken = 0
         """Number of unsynced pages and names present at all power losses so far."""
+        self.cuts = 0
+        """Number of nodes that lost their power so far, each time counted."""
 
     async def cut(self, nodes: Sequence[str], keep: float = 0.0) -> list[PowerLoss]:
         """Kill the nodes' processes and remove their unsynced changes.
@@ -243,6 +245,7 @@ class Power:
             cuts.append(await asyncio.to_thread(cut_power, folder, tape, self._random, keep))
             # A machine that lost power comes up with a new boot id, so the recorded one is removed.
             (folder / BOOT_ID).unlink(missing_ok=True)
+        self.cuts += len(cuts)
         self.taken += sum(cut.pages_lost + cut.pages_kept + cut.names_lost for cut in cuts)
         return cuts
 

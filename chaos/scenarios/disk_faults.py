@@ -11,27 +11,54 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chaos.checkers.faults import check_ended_with, check_refused_with
 from chaos.checkers.verdict import verdict
+from chaos.deadline import wait_until
 from chaos.disks.shim import broken, flip_a_bit, full, slow
 from chaos.http import CallError
 from chaos.net.links import node_name
 from chaos.scenarios.scenario import (
     FELT_DEADLINE_S,
+    TOPIC,
+    BreakDisks,
+    FaultPlan,
+    FaultTarget,
     Gauge,
     Scenario,
-    disks_broken,
-    epoch_of,
-    felt,
-    leader_of,
+    any_leader,
+    leader_epoch,
+    lives,
+    replicas_out_of_sync,
 )
 
 if TYPE_CHECKING:
     from chaos.checkers.verdict import Verdict
+    from chaos.disks.shim import DiskFault
     from chaos.history import Reading
     from chaos.scenarios.scenario import ScenarioContext
+
+
+def _disks_of(target: FaultTarget, *brokers: int) -> FaultTarget:
+    """Return a target of these brokers' disks, watched by the same partition."""
+    text = ", ".join(node_name(broker) for broker in brokers)
+    return replace(target, text=text, nodes=brokers)
+
+
+def _leaders_disk(context: ScenarioContext) -> FaultTarget:
+    leader = any_leader(context)
+    return _disks_of(leader, leader.node)
+
+
+def _followers_disk(context: ScenarioContext) -> FaultTarget:
+    leader = any_leader(context)
+    return _disks_of(leader, next(one for one in context.brokers if one != leader.node))
+
+
+def _all_disks(context: ScenarioContext) -> FaultTarget:
+    return _disks_of(any_leader(context), *context.brokers)
 
 
 BYTES_LEFT = 5_000
@@ -39,35 +66,35 @@ BYTES_LEFT = 5_000
 full disk (rule R2)."""
 
 
-async def _fill_disks(stage: ScenarioContext) -> None:
-    partition = stage.random.randrange(stage.partitions)
-    leader = leader_of(stage, partition)
-    others = [broker for broker in stage.brokers if broker != leader]
-    refused = Gauge("refused attempts", lambda: stage.writers.attempt_counts.refused)
-    out = Gauge(
-        "replicas out of sync",
-        lambda: len(stage.brokers) - len(stage.watch.of(partition).isr),
-    )
-    for name, brokers, gauges in (
-        ("leader's disk full", [leader], [refused]),
-        ("follower's disk full", others[:1], [out]),
-        ("all disks full", list(stage.brokers), [refused]),
-    ):
-        async with disks_broken(stage, name, brokers, [full(BYTES_LEFT)], gauges):
-            pass
-        await stage.felt_within(
-            FELT_DEADLINE_S, lambda: stage.watch.all_in_sync(len(stage.brokers))
-        )
+def _refused_attempts(context: ScenarioContext, _target: FaultTarget) -> Gauge:
+    return Gauge("refused attempts", lambda: context.writers.attempt_counts.refused)
 
 
-def _check_refusals(stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
-    return [check_refused_with(stage.history, "No space left on device")]
+async def _wait_in_sync(context: ScenarioContext) -> None:
+    await wait_until(FELT_DEADLINE_S, context.all_in_sync)
+
+
+def _check_refusals(context: ScenarioContext, _reading: Reading) -> list[Verdict]:
+    return [check_refused_with(context.history, "No space left on device")]
 
 
 DISK_FULL = Scenario(
     name="disk-full",
     summary="a leader's disk fills up, then a follower's, then all of them",
-    make_faults=_fill_disks,
+    faults=tuple(
+        FaultPlan(
+            name=name,
+            target=target,
+            breaks=BreakDisks(lambda _: full(BYTES_LEFT)),
+            felt_as=(effect,),
+            afterwards=_wait_in_sync,
+        )
+        for name, target, effect in (
+            ("leader's disk full", _leaders_disk, _refused_attempts),
+            ("follower's disk full", _followers_disk, replicas_out_of_sync),
+            ("all disks full", _all_disks, _refused_attempts),
+        )
+    ),
     own_checks=_check_refusals,
     stops_writes=True,
     disks="faults",
@@ -82,31 +109,30 @@ the session 1.2 s after them; the rest allows for a slow machine."""
 WRITTEN_AGAIN_AFTER_MS = "written again after ms"
 
 
-async def _hang_disk(stage: ScenarioContext) -> None:
-    partition = stage.random.randrange(stage.partitions)
-    leader = leader_of(stage, partition)
-    epoch = epoch_of(stage, partition)
-    hang_ms = min(HANG_MS, int(stage.duration_s * 1000) + WRITES_CONTINUE_LIMIT_MS)
-    async with disks_broken(
-        stage, "leader's disk hangs", [leader], [slow("sync", hang_ms)], [epoch]
-    ):
-        began, was = stage.clock.monotonic_ms(), epoch.read()
-        await stage.felt_within(WRITES_CONTINUE_LIMIT_MS / 1000, lambda: epoch.read() > was)
-        told = stage.writers.attempt_counts.per_partition
-        written = told.get(partition, 0)
-        if await stage.felt_within(FELT_DEADLINE_S, lambda: told.get(partition, 0) > written):
-            stage.figures[WRITTEN_AGAIN_AFTER_MS] = stage.clock.monotonic_ms() - began
+def _hanging_syncs(context: ScenarioContext) -> DiskFault:
+    hang_ms = min(HANG_MS, int(context.duration_s * 1000) + WRITES_CONTINUE_LIMIT_MS)
+    return slow("sync", hang_ms)
 
 
-def _check_writes_continue(stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
-    took = stage.figures.get(WRITTEN_AGAIN_AFTER_MS)
-    told = "never" if took is None else f"after {took / 1000:.1f} s"
+async def _measure_until_written(context: ScenarioContext, target: FaultTarget) -> None:
+    """Measure how long it takes until another leader has acknowledged a write."""
+    began = context.clock.monotonic_ms()
+    epoch = leader_epoch(context, target)
+    was = epoch.read()
+    await wait_until(WRITES_CONTINUE_LIMIT_MS / 1000, lambda: epoch.read() > was)
+    if await wait_until(FELT_DEADLINE_S, context.new_writes(target.partition)):
+        context.figures[WRITTEN_AGAIN_AFTER_MS] = context.clock.monotonic_ms() - began
+
+
+def _check_writes_continue(context: ScenarioContext, _reading: Reading) -> list[Verdict]:
+    took = context.figures.get(WRITTEN_AGAIN_AFTER_MS)
+    written = "never" if took is None else f"after {took / 1000:.1f} s"
     late = took is None or took > WRITES_CONTINUE_LIMIT_MS
     return [
         verdict(
             "writes go on while the disk hangs",
-            f"{told}, limit {WRITES_CONTINUE_LIMIT_MS / 1000:g} s",
-            [told] if late else [],
+            f"{written}, limit {WRITES_CONTINUE_LIMIT_MS / 1000:g} s",
+            [written] if late else [],
         )
     ]
 
@@ -114,7 +140,15 @@ def _check_writes_continue(stage: ScenarioContext, _reading: Reading) -> list[Ve
 DISK_HANGS = Scenario(
     name="disk-hangs",
     summary="a leader's disk does not answer; its process and its network do",
-    make_faults=_hang_disk,
+    faults=(
+        FaultPlan(
+            name="leader's disk hangs",
+            target=_leaders_disk,
+            breaks=BreakDisks(_hanging_syncs),
+            felt_as=(leader_epoch,),
+            meanwhile=_measure_until_written,
+        ),
+    ),
     own_checks=_check_writes_continue,
     stops_writes=True,
     disks="faults",
@@ -125,45 +159,38 @@ EXIT_STORAGE = 74
 FAILED_BROKER = "broker whose disk broke"
 
 
-async def _fail_one_sync(stage: ScenarioContext) -> None:
-    partition = stage.random.randrange(stage.partitions)
-    leader = leader_of(stage, partition)
-    lives = {stage.cluster.read().node(leader).pid}
-
-    def lives_seen() -> int:
-        pid = stage.cluster.read().node(leader).pid
-        if pid is not None:
-            lives.add(pid)
-        return len(lives)
-
-    gauges = [epoch_of(stage, partition), Gauge(f"lives of broker {leader}", lives_seen)]
-    stage.killed.add(node_name(leader))  # the broker ends itself, as it must
-    stage.figures[FAILED_BROKER] = leader
-    async with disks_broken(
-        stage, "leader's sync fails", [leader], [broken("sync", times=1, part="/log")], gauges
-    ):
-        await stage.felt_within(
-            FELT_DEADLINE_S, lambda: stage.cluster.read().node(leader).pid not in lives
-        )
-        if stage.disks is not None:
-            stage.disks.heal()  # the restarted broker has a working disk with its durable data
+async def _mend_once_ended(context: ScenarioContext, target: FaultTarget) -> None:
+    """Wait until the broker has ended itself, so that it starts on a working disk."""
+    context.killed.add(node_name(target.node))
+    context.figures[FAILED_BROKER] = target.node
+    first = context.now.node(target.node).pid
+    await wait_until(FELT_DEADLINE_S, lambda: context.pid(target.node) != first)
+    context.disks.heal()
 
 
-def _check_exit_status(stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
-    said = stage.cluster.output.read_text(errors="replace")
-    return [check_ended_with(said, node_name(stage.figures.get(FAILED_BROKER, 0)), EXIT_STORAGE)]
+def _check_exit_status(context: ScenarioContext, _reading: Reading) -> list[Verdict]:
+    output = context.cluster.output.read_text(errors="replace")
+    broker = context.figures.get(FAILED_BROKER, 0)
+    return [check_ended_with(output, node_name(broker), EXIT_STORAGE)]
 
 
 DISK_BREAKS = Scenario(
     name="disk-breaks",
     summary="a sync of a leader's disk fails once, the next one would succeed",
-    make_faults=_fail_one_sync,
+    faults=(
+        FaultPlan(
+            name="leader's sync fails",
+            target=_leaders_disk,
+            breaks=BreakDisks(lambda _: broken("sync", times=1, part="/log")),
+            felt_as=(leader_epoch, lives),
+            meanwhile=_mend_once_ended,
+        ),
+    ),
     own_checks=_check_exit_status,
     disks="faults",
 )
 
 
-TOPIC = "chaos"
 DAMAGE_RANGE = (0.1, 0.6)
 """Range of the flipped bit's place, as a share of the file: old enough to be durable, so that no
 start may treat it as a torn tail."""
@@ -171,42 +198,37 @@ READ_S = 0.3
 DEADLINE_S = 2.0
 
 
-async def _flip_and_read(stage: ScenarioContext) -> None:
-    partition = stage.random.randrange(stage.partitions)
-    leader = leader_of(stage, partition)
-    url = stage.now.node(leader).url
-    epoch = epoch_of(stage, partition)
-    was = epoch.read()
-    async with felt(stage, "a bit rots", f"broker {leader}, partition {partition}", [epoch]):
-        part = stage.random.uniform(*DAMAGE_RANGE)
-        data_dir = stage.cluster.data_dir
-        said = await asyncio.to_thread(flip_a_bit, data_dir, leader, TOPIC, partition, part)
-        stage.say(said)
-
-        async def read_from_the_start() -> None:
-            offset = 0
+async def _flip_and_read(context: ScenarioContext, target: FaultTarget) -> None:
+    """Flip a bit of the log and read it from its start, over and over, until another leads."""
+    url = context.now.node(target.node).url
+    epoch = leader_epoch(context, target)
+    was, offset = epoch.read(), 0
+    place = context.random.uniform(*DAMAGE_RANGE)
+    replica = (context.cluster.data_dir, target.node, TOPIC, target.partition)
+    context.say(await asyncio.to_thread(flip_a_bit, *replica, place))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FELT_DEADLINE_S):
             while epoch.read() == was:
                 with suppress(CallError):  # the answer instead of the damaged record
-                    lines, _ = await stage.http.fetch(
-                        url, TOPIC, partition, offset, timeout_ms=100, deadline_s=DEADLINE_S
+                    lines, _ = await context.http.fetch(
+                        url, TOPIC, target.partition, offset, timeout_ms=100, deadline_s=DEADLINE_S
                     )
                     offset = lines[-1].offset + 1 if lines else 0
                 await asyncio.sleep(READ_S)
-
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FELT_DEADLINE_S):
-                await read_from_the_start()
-
-
-def _no_own_checks(_stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
-    return []
 
 
 DISK_ROTS = Scenario(
     name="disk-rots",
     summary="a bit of a leader's log turns over under the running broker, and is read",
-    make_faults=_flip_and_read,
-    own_checks=_no_own_checks,
+    faults=(
+        FaultPlan(
+            name="a bit rots",
+            target=any_leader,
+            breaks=None,
+            felt_as=(leader_epoch,),
+            meanwhile=_flip_and_read,
+        ),
+    ),
     stops_writes=True,
     disks="faults",
 )

@@ -18,11 +18,20 @@ from typing import TYPE_CHECKING
 
 from chaos.checkers.records import check_once, check_unknown_ran
 from chaos.net.links import NO_FAULTS, Link, Plane, answers_lost
-from chaos.scenarios.scenario import Scenario, epochs
+from chaos.scenarios.scenario import (
+    BreakNetwork,
+    FaultPlan,
+    FaultTarget,
+    Scenario,
+    leader_epochs,
+    named,
+    unknown_attempts,
+)
 
 if TYPE_CHECKING:
     from chaos.checkers.verdict import Verdict
     from chaos.history import Reading
+    from chaos.net.links import Faults
     from chaos.scenarios.scenario import ScenarioContext
 
 
@@ -33,43 +42,54 @@ UNKNOWN_SHARE_MAX_REPLIES_LOST = 0.5
 """Largest share of unknown attempts: replies are lost for longer than a writer waits."""
 
 
-def forwarding_links(stage: ScenarioContext) -> list[Link]:
+def forwarding_links(context: ScenarioContext) -> list[Link]:
     """Return, per partition, the link to its leader from the broker that holds no replica."""
     links = []
-    for partition in range(stage.partitions):
-        known = stage.watch.of(partition)
-        outsiders = [broker for broker in stage.brokers if broker not in known.isr]
+    for partition in range(context.partitions):
+        known = context.watch.of(partition)
+        outsiders = [broker for broker in context.brokers if broker not in known.isr]
         if known.leader is not None:
             links += [Link(broker, known.leader, Plane.PEER) for broker in outsiders]
     return links
 
 
-async def _lose_replies(stage: ScenarioContext) -> None:
-    links = forwarding_links(stage)
-    target = ", ".join(f"{link.target} → {link.source}" for link in links)
-    faults = answers_lost(links)
-    async with stage.broken("replies lost", target, faults, [stage.unanswered()]):
-        ends_ms = stage.clock.monotonic_ms() + stage.duration_s * 1000
-        while True:
-            await asyncio.sleep(LONG_LOSS_S)
-            if stage.clock.monotonic_ms() >= ends_ms:
-                return
-            await stage.network.heal()
-            await asyncio.sleep(FLOWS_BETWEEN_LONG_LOSSES_S)
-            await stage.network.shape(faults)
+def _forwarded_requests(context: ScenarioContext) -> FaultTarget:
+    return FaultTarget(
+        ", ".join(f"{one.target} → {one.source}" for one in forwarding_links(context))
+    )
 
 
-def _check_unknown_outcomes(stage: ScenarioContext, reading: Reading) -> list[Verdict]:
+async def _lose_now_and_then(context: ScenarioContext, _target: FaultTarget) -> None:
+    faults = context.network.faults
+    ends_ms = context.clock.monotonic_ms() + context.duration_s * 1000
+    while True:
+        await asyncio.sleep(LONG_LOSS_S)
+        if context.clock.monotonic_ms() >= ends_ms:
+            return
+        await context.network.heal()
+        await asyncio.sleep(FLOWS_BETWEEN_LONG_LOSSES_S)
+        await context.network.shape(faults)
+
+
+def _check_unknown_outcomes(context: ScenarioContext, reading: Reading) -> list[Verdict]:
     return [
-        check_unknown_ran(stage.history, reading),
-        check_once(stage.history, reading, UNKNOWN_SHARE_MAX_REPLIES_LOST),
+        check_unknown_ran(context.history, reading),
+        check_once(context.history, reading, UNKNOWN_SHARE_MAX_REPLIES_LOST),
     ]
 
 
 REPLIES_LOST = Scenario(
     name="replies-lost",
     summary="requests between brokers run, their replies are lost on the way back",
-    make_faults=_lose_replies,
+    faults=(
+        FaultPlan(
+            name="replies lost",
+            target=_forwarded_requests,
+            breaks=BreakNetwork(lambda context, _: answers_lost(forwarding_links(context))),
+            felt_as=(unknown_attempts,),
+            meanwhile=_lose_now_and_then,
+        ),
+    ),
     own_checks=_check_unknown_outcomes,
     replication_factor=2,
 )
@@ -84,36 +104,44 @@ UNKNOWN_SHARE_MAX_NEVER_TWICE = 0.1
 later than that, and clients' own connections to it are lost with it."""
 
 
-async def _lose_replies_and_kill(stage: ScenarioContext) -> None:
-    links = [link for link in stage.network.links if link.plane is Plane.PEER]
-    faults = answers_lost(links)
-    ends_ms = stage.clock.monotonic_ms() + stage.duration_s * 1000
-    async with stage.broken(
-        "replies lost, leaders killed", "every broker", faults, [epochs(stage)]
-    ):
-        rounds = 0
-        while True:
-            await asyncio.sleep(SHORT_LOSS_S)
-            rounds += 1
-            if rounds % KILL_EVERY == 1:
-                leader = stage.watch.of(stage.random.randrange(stage.partitions)).leader
-                if leader is not None and stage.cluster.read().node(leader).pid is not None:
-                    stage.kill(leader)  # its last replies are lost at this moment
-            await stage.network.shape(NO_FAULTS)
-            await asyncio.sleep(FLOWS_BETWEEN_SHORT_LOSSES_S)
-            if stage.clock.monotonic_ms() >= ends_ms:
-                return
-            await stage.network.shape(faults)
+def _all_replies_lost(context: ScenarioContext, _target: FaultTarget) -> Faults:
+    return answers_lost([link for link in context.network.links if link.plane is Plane.PEER])
 
 
-def _check_copies(stage: ScenarioContext, reading: Reading) -> list[Verdict]:
-    return [check_once(stage.history, reading, UNKNOWN_SHARE_MAX_NEVER_TWICE)]
+async def _lose_often_and_kill(context: ScenarioContext, _target: FaultTarget) -> None:
+    faults = context.network.faults
+    ends_ms = context.clock.monotonic_ms() + context.duration_s * 1000
+    rounds = 0
+    while True:
+        await asyncio.sleep(SHORT_LOSS_S)
+        rounds += 1
+        if rounds % KILL_EVERY == 1:
+            leader = context.watch.of(context.random.randrange(context.partitions)).leader
+            if leader is not None and context.pid(leader) is not None:
+                context.kill(leader)  # its last replies are lost at this moment
+        await context.network.shape(NO_FAULTS)
+        await asyncio.sleep(FLOWS_BETWEEN_SHORT_LOSSES_S)
+        if context.clock.monotonic_ms() >= ends_ms:
+            return
+        await context.network.shape(faults)
+
+
+def _check_copies(context: ScenarioContext, reading: Reading) -> list[Verdict]:
+    return [check_once(context.history, reading, UNKNOWN_SHARE_MAX_NEVER_TWICE)]
 
 
 NEVER_TWICE = Scenario(
     name="never-twice",
     summary="values sent once through brokers that don't lead; replies lost, leaders killed",
-    make_faults=_lose_replies_and_kill,
+    faults=(
+        FaultPlan(
+            name="replies lost, leaders killed",
+            target=named("every broker"),
+            breaks=BreakNetwork(_all_replies_lost),
+            felt_as=(leader_epochs,),
+            meanwhile=_lose_often_and_kill,
+        ),
+    ),
     own_checks=_check_copies,
 )
 """`stops_writes` is false, so the floor of acknowledged writes also applies during the fault: only

@@ -11,26 +11,25 @@ lose committed records.
 from __future__ import annotations
 
 import asyncio
+import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
-from chaos.disks.power import Power
+from chaos.deadline import wait_until
 from chaos.net.links import NO_FAULTS, Faults, both_ways, node_name
 from chaos.scenarios.scenario import (
     FELT_DEADLINE_S,
+    FaultPlan,
+    FaultTarget,
     Gauge,
     Scenario,
-    epochs,
-    felt,
-    machine,
-    pause_nodes,
-    resume_nodes,
+    leader_epochs,
+    named,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from chaos.checkers.verdict import Verdict
-    from chaos.history import Reading
     from chaos.scenarios.scenario import ScenarioContext
 
 
@@ -41,133 +40,149 @@ BETWEEN_S = 1.5
 """Time of writing between two cuts, so that the second one finds unsynced pages."""
 
 
-async def _cut_power_twice(stage: ScenarioContext) -> None:
-    assert stage.disks is not None, "the scenario says that it needs disks"
-    power = Power(stage.cluster, stage.disks, stage.random)
-    nodes = [node_name(node) for node in stage.others()]
-    stage.killed.update(nodes)
-    unsynced = Gauge("unsynced pages and names when power failed", lambda: power.taken)
-    for number, keep in enumerate(KEPT, 1):
-        name = f"power cut {number} of {len(KEPT)}"
-        async with felt(stage, name, "every node", [unsynced, epochs(stage)], power.restore):
-            cuts = await power.cut(nodes, keep)
-            power.restore()
-            for node, cut in zip(nodes, cuts, strict=True):
-                stage.say(f"{node}: {cut}")
-            written = dict(stage.writers.attempt_counts.per_partition)
-            told = stage.writers.attempt_counts.per_partition
-            await stage.felt_within(
-                COMES_BACK_S,
-                lambda told=told, written=written: all(  # type: ignore[misc] # bound now
-                    told.get(partition, 0) > written.get(partition, 0)
-                    for partition in range(stage.partitions)
-                ),
-            )
-        await asyncio.sleep(BETWEEN_S)
-        await stage.felt_within(
-            FELT_DEADLINE_S, lambda: stage.watch.all_in_sync(len(stage.brokers))
-        )
+def _unsynced(context: ScenarioContext, _target: FaultTarget) -> Gauge:
+    what = "unsynced pages and names when power failed"
+    return Gauge(what, lambda: context.power.taken)
 
 
-def _no_own_checks(_stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
-    return []
+async def _cut_and_restore(context: ScenarioContext, _target: FaultTarget, *, keep: float) -> None:
+    nodes = [node_name(node) for node in context.others()]
+    context.killed.update(nodes)
+    try:
+        cuts = await context.power.cut(nodes, keep)
+    finally:
+        context.power.restore()
+    for node, cut in zip(nodes, cuts, strict=True):
+        context.say(f"{node}: {cut}")
+    await wait_until(COMES_BACK_S, context.new_writes())
+
+
+async def _write_in_sync(context: ScenarioContext) -> None:
+    await asyncio.sleep(BETWEEN_S)
+    await wait_until(FELT_DEADLINE_S, context.all_in_sync)
 
 
 POWER_CUT = Scenario(
     name="power-cut",
     summary="every node loses its power at one moment, and what was not synced; twice",
-    make_faults=_cut_power_twice,
-    own_checks=_no_own_checks,
+    faults=tuple(
+        FaultPlan(
+            name=f"power cut {number} of {len(KEPT)}",
+            target=named("every node"),
+            breaks=None,
+            felt_as=(_unsynced, leader_epochs),
+            meanwhile=partial(_cut_and_restore, keep=keep),
+            afterwards=_write_in_sync,
+        )
+        for number, keep in enumerate(KEPT, 1)
+    ),
     stops_writes=True,
     disks="power",
 )
 
 
+def _three_machines(context: ScenarioContext) -> FaultTarget:
+    order = list(context.brokers)
+    context.random.shuffle(order)
+    return FaultTarget(f"machines {order[0]}, then {order[1]} and {order[2]}", tuple(order))
+
+
+def _machine(number: int) -> tuple[int, int]:
+    """Return the broker and the controller on the same machine."""
+    return number, 100 + number
+
+
+def _lives_without_power(context: ScenarioContext, _target: FaultTarget) -> Gauge:
+    return Gauge("lives without power", lambda: context.power.cuts)
+
+
 async def _separate_majorities(
-    stage: ScenarioContext,
-    name: str,
+    context: ScenarioContext,
+    target: FaultTarget,
     silence: Callable[[tuple[int, ...]], Awaitable[None]],
-    hear: Callable[[tuple[int, ...]], Awaitable[None]],
+    reconnect: Callable[[tuple[int, ...]], Awaitable[None]],
 ) -> None:
-    """Play the story.
+    """Play the story of machines A, B and C.
 
-    `silence` separates a machine's nodes from all others, `hear` reconnects them.
+    `silence` separates a machine's nodes from all others, `reconnect` undoes it.
     """
-    assert stage.disks is not None, "the scenario says that it needs disks"
-    power = Power(stage.cluster, stage.disks, stage.random)
-    order = list(stage.brokers)
-    stage.random.shuffle(order)
-    away, crashed, last = (machine(number) for number in order)
+    away, crashed, last = (_machine(number) for number in target.nodes)
     broker = away[0]
-    told = stage.writers.attempt_counts.per_partition
-    out = Gauge(
-        f"partitions without broker {broker} in sync",
-        lambda: sum(broker not in stage.watch.of(p).isr for p in range(stage.partitions)),
+    partitions = range(context.partitions)
+    names = [node_name(node) for node in crashed]
+    await silence(away)
+    await wait_until(
+        FELT_DEADLINE_S,
+        lambda: all(broker not in context.watch.of(one).isr for one in partitions),
     )
-    target = f"machines {order[0]}, then {order[1]} and {order[2]}"
-    unsynced = Gauge("lives without power", lambda: lost)
-    lost = 0
-    async with felt(stage, name, target, [epochs(stage), unsynced], power.restore):
-        await silence(away)
-        await stage.felt_within(FELT_DEADLINE_S, lambda: out.read() == stage.partitions)
-        await asyncio.sleep(stage.duration_s)  # records written now never reach A
-        names = [node_name(node) for node in crashed]
-        stage.killed.update(names)
-        for node, cut in zip(names, await power.cut(names), strict=True):
-            stage.say(f"{node} lost its power: {cut}")
-            lost += 1
+    await asyncio.sleep(context.duration_s)  # records written now never reach A
+    context.killed.update(names)
+    try:
+        for name, cut in zip(names, await context.power.cut(names), strict=True):
+            context.say(f"{name} lost its power: {cut}")
         await silence(last)
-        await hear(away)
-        power.restore()
-        written = dict(told)
-        await stage.felt_within(
-            COMES_BACK_S,
-            lambda: all(told.get(p, 0) > written.get(p, 0) for p in range(stage.partitions)),
-        )
-        await hear(last)
+        await reconnect(away)
+    finally:
+        context.power.restore()
+    await wait_until(COMES_BACK_S, context.new_writes())
+    await reconnect(last)
 
 
-async def _pause_machines(stage: ScenarioContext) -> None:
-    async def silence(nodes: tuple[int, ...]) -> None:
-        pause_nodes(stage, nodes)
+async def _pause_machines(context: ScenarioContext, target: FaultTarget) -> None:
+    async def pause(nodes: tuple[int, ...]) -> None:
+        context.signal(signal.SIGSTOP, *nodes)
 
-    async def hear(nodes: tuple[int, ...]) -> None:
-        resume_nodes(stage, nodes)
+    async def resume(nodes: tuple[int, ...]) -> None:
+        context.signal(signal.SIGCONT, *nodes)
 
-    await _separate_majorities(stage, "pause-kill", silence, hear)
+    await _separate_majorities(context, target, pause, resume)
 
 
-async def _cut_off_machines(stage: ScenarioContext) -> None:
-    cut_off: set[int] = set()
+async def _cut_off_machines(context: ScenarioContext, target: FaultTarget) -> None:
+    silent: set[int] = set()
 
     async def shape() -> None:
-        faults = Faults(both_ways(cut_off, stage.others(*cut_off))) if cut_off else NO_FAULTS
-        await stage.network.shape(faults)
+        faults = Faults(both_ways(silent, context.others(*silent))) if silent else NO_FAULTS
+        await context.network.shape(faults)
 
     async def silence(nodes: tuple[int, ...]) -> None:
-        cut_off.update(nodes)
+        silent.update(nodes)
         await shape()
 
-    async def hear(nodes: tuple[int, ...]) -> None:
-        cut_off.difference_update(nodes)
+    async def reconnect(nodes: tuple[int, ...]) -> None:
+        silent.difference_update(nodes)
         await shape()
 
-    await _separate_majorities(stage, "part-kill", silence, hear)
+    await _separate_majorities(context, target, silence, reconnect)
 
 
 PAUSE_KILL = Scenario(
     name="pause-kill",
     summary="a majority that never saw it: one machine paused, one without power, one paused",
-    make_faults=_pause_machines,
-    own_checks=_no_own_checks,
+    faults=(
+        FaultPlan(
+            name="pause-kill",
+            target=_three_machines,
+            breaks=None,
+            felt_as=(leader_epochs, _lives_without_power),
+            meanwhile=_pause_machines,
+        ),
+    ),
     stops_writes=True,
     disks="power",
 )
 PART_KILL = Scenario(
     name="part-kill",
     summary="the same with cut links: one machine cut off, one without power, one cut off",
-    make_faults=_cut_off_machines,
-    own_checks=_no_own_checks,
+    faults=(
+        FaultPlan(
+            name="part-kill",
+            target=_three_machines,
+            breaks=None,
+            felt_as=(leader_epochs, _lives_without_power),
+            meanwhile=_cut_off_machines,
+        ),
+    ),
     stops_writes=True,
     disks="power",
 )

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from chaos.cluster import ClusterError
-from chaos.history import Note
 from chaos.net.links import (
     NO_FAULTS,
     Faults,
@@ -25,15 +24,18 @@ from chaos.net.links import (
     on_each,
     refused,
 )
-from chaos.scenarios.scenario import Scenario
+from chaos.scenarios.scenario import (
+    BreakNetwork,
+    FaultPlan,
+    Scenario,
+    named,
+    unknown_attempts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from random import Random
 
-    from chaos.checkers.verdict import Verdict
-    from chaos.history import Reading
-    from chaos.scenarios.scenario import ScenarioContext
+    from chaos.scenarios.scenario import FaultTarget, ScenarioContext
 
 WINDOW_S = (0.4, 2.5)
 """Range of a fault's length: shorter and longer than a session (1.2 s)."""
@@ -46,63 +48,65 @@ SLICES_BYTES = (5, 50, 1000)
 FIRST_CUT_S = 1.0
 
 
-def _isolate_one(stage: ScenarioContext, random: Random) -> Faults:
-    node = random.choice(stage.others())
-    return Faults(both_ways([node], stage.others(node)))
+def _isolate_one(context: ScenarioContext) -> Faults:
+    node = context.random.choice(context.others())
+    return Faults(both_ways([node], context.others(node)))
 
 
-def _isolate_a_leader(stage: ScenarioContext, random: Random) -> Faults:
-    known = stage.watch.of(random.randrange(stage.partitions)).leader
-    leader = known if known is not None else random.choice(stage.brokers)
-    return Faults(both_ways([leader], stage.others(leader)))
+def _isolate_a_leader(context: ScenarioContext) -> Faults:
+    known = context.watch.of(context.random.randrange(context.partitions)).leader
+    leader = known if known is not None else context.random.choice(context.brokers)
+    return Faults(both_ways([leader], context.others(leader)))
 
 
-def _halves(stage: ScenarioContext, random: Random) -> Faults:
-    nodes = list(stage.others())
-    random.shuffle(nodes)
-    cut = random.randrange(1, len(nodes))
+def _halves(context: ScenarioContext) -> Faults:
+    nodes = list(context.others())
+    context.random.shuffle(nodes)
+    cut = context.random.randrange(1, len(nodes))
     return Faults(both_ways(nodes[:cut], nodes[cut:]))
 
 
-def _one_way(stage: ScenarioContext, random: Random) -> Faults:
-    nodes = stage.others()
+def _one_way(context: ScenarioContext) -> Faults:
+    nodes = context.others()
     flows = [Flow(a, b) for a in nodes for b in nodes if a != b]
-    return Faults(frozenset(random.sample(flows, random.randrange(1, 10))))
+    return Faults(frozenset(context.random.sample(flows, context.random.randrange(1, 10))))
 
 
-def _brokers_only(stage: ScenarioContext, random: Random) -> Faults:
-    broker = random.choice(stage.brokers)
-    return Faults(both_ways([broker], [other for other in stage.brokers if other != broker]))
+def _brokers_only(context: ScenarioContext) -> Faults:
+    broker = context.random.choice(context.brokers)
+    return Faults(both_ways([broker], [other for other in context.brokers if other != broker]))
 
 
-def _from_controllers(stage: ScenarioContext, random: Random) -> Faults:
-    return Faults(both_ways([random.choice(stage.brokers)], stage.controllers))
+def _from_controllers(context: ScenarioContext) -> Faults:
+    return Faults(both_ways([context.random.choice(context.brokers)], context.controllers))
 
 
-def _answers_lost(stage: ScenarioContext, random: Random) -> Faults:
-    links = [link for link in stage.network.links if link.plane is not Plane.RAFT]
-    return answers_lost(random.sample(links, random.randrange(1, 6)))
+def _answers_lost(context: ScenarioContext) -> Faults:
+    links = [link for link in context.network.links if link.plane is not Plane.RAFT]
+    return answers_lost(context.random.sample(links, context.random.randrange(1, 6)))
 
 
-def _requests_lost(stage: ScenarioContext, random: Random) -> Faults:
-    links = random.sample(stage.network.links, random.randrange(1, 6))
+def _requests_lost(context: ScenarioContext) -> Faults:
+    links = context.random.sample(context.network.links, context.random.randrange(1, 6))
     return on_each(links, LinkState(drops_requests=True))
 
 
-def _slow(stage: ScenarioContext, random: Random) -> Faults:
-    links = random.sample(stage.network.links, random.randrange(1, 12))
-    return on_each(links, LinkState(latency_ms=random.choice(LATENCIES_MS)))
+def _slow(context: ScenarioContext) -> Faults:
+    links = context.random.sample(context.network.links, context.random.randrange(1, 12))
+    return on_each(links, LinkState(latency_ms=context.random.choice(LATENCIES_MS)))
 
 
-def _in_pieces(stage: ScenarioContext, random: Random) -> Faults:
-    return on_each(stage.network.links, LinkState(slice_bytes=random.choice(SLICES_BYTES)))
+def _in_pieces(context: ScenarioContext) -> Faults:
+    return on_each(
+        context.network.links, LinkState(slice_bytes=context.random.choice(SLICES_BYTES))
+    )
 
 
-def _refused(stage: ScenarioContext, random: Random) -> Faults:
-    return refused(random.sample(stage.network.links, random.randrange(1, 6)))
+def _refused(context: ScenarioContext) -> Faults:
+    return refused(context.random.sample(context.network.links, context.random.randrange(1, 6)))
 
 
-KINDS: tuple[Callable[[ScenarioContext, Random], Faults], ...] = (
+KINDS: tuple[Callable[[ScenarioContext], Faults], ...] = (
     _isolate_one,
     _isolate_a_leader,
     _halves,
@@ -117,64 +121,58 @@ KINDS: tuple[Callable[[ScenarioContext, Random], Faults], ...] = (
 )
 
 
-async def _break_at_random(stage: ScenarioContext) -> None:
-    random = stage.random
-    first = _isolate_one(stage, random)
-    async with stage.broken("storm", "any link", first, [stage.unanswered()]):
-        await asyncio.sleep(FIRST_CUT_S)
-        ends_ms = stage.clock.monotonic_ms() + (stage.duration_s - FIRST_CUT_S) * 1000
-        while stage.clock.monotonic_ms() < ends_ms:
-            await stage.network.shape(NO_FAULTS)
-            await asyncio.sleep(random.uniform(*QUIET_S))
-            kind = random.choice(KINDS)
-            faults = kind(stage, random)
-            names = [link.name for link in faults.touches(stage.network.links)]
-            text = f"{kind.__name__.strip('_')}: {names}"
-            stage.history.add(Note(at_ms=stage.clock.monotonic_ms(), text=text))
-            await stage.network.shape(faults)
-            if random.random() < KILL_CHANCE:
-                _kill_one(stage, random)
-            if random.random() < PAUSE_CHANCE:
-                await _pause_one(stage, random)
-            await asyncio.sleep(random.uniform(*WINDOW_S))
+async def _break_at_random(context: ScenarioContext, _target: FaultTarget) -> None:
+    random = context.random
+    await asyncio.sleep(FIRST_CUT_S)
+    ends_ms = context.clock.monotonic_ms() + (context.duration_s - FIRST_CUT_S) * 1000
+    while context.clock.monotonic_ms() < ends_ms:
+        await context.network.shape(NO_FAULTS)
+        await asyncio.sleep(random.uniform(*QUIET_S))
+        kind = random.choice(KINDS)
+        faults = kind(context)
+        names = [link.name for link in faults.touches(context.network.links)]
+        context.note(f"{kind.__name__.strip('_')}: {names}")
+        await context.network.shape(faults)
+        if random.random() < KILL_CHANCE:
+            _kill_one(context)
+        if random.random() < PAUSE_CHANCE:
+            await _pause_one(context)
+        await asyncio.sleep(random.uniform(*WINDOW_S))
 
 
-def _runs(stage: ScenarioContext, node: int) -> bool:
-    """Return whether the node has a process; one that was just killed has none."""
-    return stage.cluster.read().node(node).pid is not None
+def _kill_one(context: ScenarioContext) -> None:
+    node = context.random.choice(context.others())
+    if context.pid(node) is not None:  # one that was just killed has no process
+        context.kill(node)
 
 
-def _kill_one(stage: ScenarioContext, random: Random) -> None:
-    node = random.choice(stage.others())
-    if _runs(stage, node):
-        stage.kill(node)
-
-
-async def _pause_one(stage: ScenarioContext, random: Random) -> None:
+async def _pause_one(context: ScenarioContext) -> None:
     """Pause a process for a while, with every connection open."""
-    node = random.choice(stage.others())
-    if not _runs(stage, node):
+    stopped = context.cluster.read().node(context.random.choice(context.others()))
+    if stopped.pid is None:
         return
-    stopped = stage.cluster.read().node(node)
-    stage.cluster.signal_node(stopped, signal.SIGSTOP)
-    text = f"paused {node_name(node)}"
-    stage.say(text)
-    stage.history.add(Note(at_ms=stage.clock.monotonic_ms(), text=text))
+    context.cluster.signal_node(stopped, signal.SIGSTOP)
+    text = f"paused {node_name(stopped.id)}"
+    context.say(text)
+    context.note(text)
     try:
-        await asyncio.sleep(random.uniform(*PAUSE_S))
+        await asyncio.sleep(context.random.uniform(*PAUSE_S))
     finally:
         with suppress(ClusterError):  # the supervisor may have ended meanwhile, and the node too
-            stage.cluster.signal_node(stopped, signal.SIGCONT)
-
-
-def _no_own_checks(_stage: ScenarioContext, _reading: Reading) -> list[Verdict]:
-    return []
+            context.cluster.signal_node(stopped, signal.SIGCONT)
 
 
 STORM = Scenario(
     name="storm",
     summary="one broken network after the other, drawn by the seed, and a kill now and then",
-    make_faults=_break_at_random,
-    own_checks=_no_own_checks,
+    faults=(
+        FaultPlan(
+            name="storm",
+            target=named("any link"),
+            breaks=BreakNetwork(lambda context, _: _isolate_one(context)),
+            felt_as=(unknown_attempts,),
+            meanwhile=_break_at_random,
+        ),
+    ),
     stops_writes=True,
 )

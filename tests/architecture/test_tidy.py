@@ -65,7 +65,6 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
     "chaos/deadline.py": (
         "used by the cluster, the HTTP client and every run, which share nothing else"
     ),
-    "chaos/scenarios/catalogue.py": "the only module that imports all scenarios",
 }
 SHARED_CLASS_NAMES: dict[str, str] = {  # class → why two modules may define it
     "Answer": "a reply: of the HTTP API in the client, of a broker in the peer frames",

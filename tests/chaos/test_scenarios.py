@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from chaos.cluster import processes_of
-from chaos.scenarios.catalogue import SCENARIOS
+from chaos.scenarios import SCENARIOS
 from chaos.scenarios.scenario import Scenario
 from tests.architecture.tree import ROOT
 
