@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chaos.cluster import processes_of
 from chaos.net.links import Link, Plane
-from chaos.net.wiring import real_targets, wire
+from chaos.proxied_cluster import real_targets, wire
 from tests.architecture.tree import ROOT
 
 

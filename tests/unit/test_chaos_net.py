@@ -24,7 +24,7 @@ from chaos.net.links import (
     swallowed_since,
 )
 from chaos.net.toxiproxy import BUILT, VERSION, NetworkError, find_server, free_port, version_of
-from chaos.net.wiring import real_targets, rewired
+from chaos.proxied_cluster import real_targets, rewired
 from tests.architecture.tree import python_files, text
 
 if TYPE_CHECKING:
