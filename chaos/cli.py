@@ -1,6 +1,6 @@
 """The commands ``quorumlog chaos list`` and ``quorumlog chaos run SCENARIO``.
 
-Reads the catalogue of scenarios, plays one on a new cluster in a new directory, and prints a
+Reads the list of scenarios, plays one on a new cluster in a new directory, and prints a
 report. Imports inside functions keep the start of other commands fast.
 """
 
