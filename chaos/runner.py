@@ -167,12 +167,9 @@ class ScenarioRun:
         endpoints = [Endpoint(node.id, node.url) for node in now.brokers]
         history, clock = self._history, SystemClock()
         watch = Watch(http, history, now, clock, topic=TOPIC, partitions=PARTITIONS)
-        writers = UniqueWriters(
-            *(http, history, TOPIC, endpoints, watch, clock),
-            partitions=PARTITIONS,
-            writers_per_partition=WRITERS_PER_PARTITION,
-        )
-        readers = TailReaders(http, history, TOPIC, endpoints, clock, partitions=PARTITIONS)
+        topic = (http, history, TOPIC, endpoints, clock, PARTITIONS)
+        writers = UniqueWriters(*topic, watch, WRITERS_PER_PARTITION)
+        readers = TailReaders(*topic)
         probe = MetadataProbe(
             http, history, now.cluster_id, endpoints, clock, keeps_every=PROBE_KEEPS_EVERY
         )
@@ -187,9 +184,7 @@ class ScenarioRun:
             history=history,
             watch=watch,
             writers=writers,
-            group=GroupReaders(
-                *(http, history, TOPIC, now, clock), name=GROUP, members=GROUP_MEMBERS
-            ),
+            group=GroupReaders(*topic, now.cluster_id, GROUP, GROUP_MEMBERS),
             clock=clock,
             random=random,
             partitions=PARTITIONS,

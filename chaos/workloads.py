@@ -36,9 +36,8 @@ from chaos.history import (
 from chaos.http import JSON_V2, CallError, Failed, Stored, id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from chaos.cluster import ClusterFile
     from chaos.history import History
     from chaos.http import Http
     from chaos.watch import Watch
@@ -76,6 +75,28 @@ class Lane:
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(slots=True)
+class AttemptCounts:
+    """Counts of the answers to a writer's attempts so far, in records."""
+
+    acknowledged: int = 0
+    unknown: int = 0
+    refused: int = 0
+    per_partition: dict[int, int] = field(default_factory=dict)
+
+    def add(self, positions: Iterable[Position], failed: Mapping[Failed, list[int]]) -> None:
+        """Count the acknowledged records and the failures of one answer."""
+        for position in positions:
+            self.acknowledged += 1
+            written = self.per_partition.get(position.partition, 0)
+            self.per_partition[position.partition] = written + 1
+        for failure, rows in failed.items():
+            if failure.unknown:
+                self.unknown += len(rows)
+            else:
+                self.refused += len(rows)
+
+
 class Load:
     """A sender of rows of the history's records to one topic. Owned by the run, runs as its task.
 
@@ -104,8 +125,7 @@ class Load:
         self._clock = clock
         self._lanes: dict[bytes, Lane] = {}
         self._released_all = False
-        self.acknowledged = 0
-        self.per_partition: dict[int, int] = {}
+        self.attempt_counts = AttemptCounts()
 
     async def run(self) -> None:
         """Send until every row is acknowledged.
@@ -158,56 +178,61 @@ class Load:
             results = await self._http.produce(
                 endpoint.url, self._topic, records, LOAD_PRODUCE_TIMEOUT_MS
             )
-            rows = self._record_answer(endpoint.id, due_ms, sent_ms, rows, results)
+            positions, failed = record_answer(
+                *(self._history, endpoint.id, due_ms, sent_ms, self._clock.monotonic_ms()),
+                *(rows, results),
+            )
+            self.attempt_counts.add(positions, failed)
+            for failure in failed:
+                if not failure.retriable:
+                    msg = f"refused for good by broker {endpoint.id}: {failure.reason}"
+                    raise LoadError(msg)
+            rows = sorted(row for failed_rows in failed.values() for row in failed_rows)
             if rows:
                 lane.endpoint = (lane.endpoint + 1) % len(self._endpoints)
                 await asyncio.sleep(LOAD_RETRY_AFTER_S)
 
-    def _record_answer(
-        self,
-        broker: int,
-        due_ms: int,
-        sent_ms: int,
-        rows: list[int],
-        results: list[Stored | Failed],
-    ) -> list[int]:
-        """Record an answer in the history; return the rows that must be sent again."""
-        now = self._clock.monotonic_ms()
-        positions: list[Position] = []
-        failed: dict[Failed, list[int]] = {}
-        for row, result in zip(rows, results, strict=True):
-            match result:
-                case Stored(partition, offset):
-                    positions.append(Position(row, partition, offset))
-                    self.per_partition[partition] = self.per_partition.get(partition, 0) + 1
-                case Failed():
-                    failed.setdefault(result, []).append(row)
-        if positions:
-            self.acknowledged += len(positions)
-            self._history.add(
-                Acknowledgement(
-                    broker=broker,
-                    due_ms=due_ms,
-                    sent_ms=sent_ms,
-                    answered_ms=now,
-                    positions=tuple(positions),
-                )
+
+def record_answer(
+    history: History,
+    broker: int,
+    due_ms: int,
+    sent_ms: int,
+    answered_ms: int,
+    rows: Sequence[int],
+    results: Sequence[Stored | Failed],
+) -> tuple[list[Position], dict[Failed, list[int]]]:
+    """Record the answer for these rows; return what was acknowledged, and the rows per failure."""
+    positions: list[Position] = []
+    failed: dict[Failed, list[int]] = {}
+    for row, result in zip(rows, results, strict=True):
+        match result:
+            case Stored(partition, offset):
+                positions.append(Position(row, partition, offset))
+            case Failed():
+                failed.setdefault(result, []).append(row)
+    if positions:
+        history.add(
+            Acknowledgement(
+                broker=broker,
+                due_ms=due_ms,
+                sent_ms=sent_ms,
+                answered_ms=answered_ms,
+                positions=tuple(positions),
             )
-        for failure, failed_rows in failed.items():
-            self._history.add(
-                Unacknowledged(
-                    broker=broker,
-                    sent_ms=sent_ms,
-                    answered_ms=now,
-                    rows=tuple(failed_rows),
-                    unknown=failure.unknown,
-                    reason=failure.reason,
-                )
+        )
+    for failure, failed_rows in failed.items():
+        history.add(
+            Unacknowledged(
+                broker=broker,
+                sent_ms=sent_ms,
+                answered_ms=answered_ms,
+                rows=tuple(failed_rows),
+                unknown=failure.unknown,
+                reason=failure.reason,
             )
-            if not failure.retriable:
-                msg = f"refused for good by broker {broker}: {failure.reason}"
-                raise LoadError(msg)
-        return sorted(row for failed_rows in failed.values() for row in failed_rows)
+        )
+    return positions, failed
 
 
 UNIQUE_PRODUCE_TIMEOUT_MS = 1000
@@ -222,13 +247,20 @@ READ_PAUSE_S = 0.02
 
 
 @dataclass(slots=True)
-class AttemptCounts:
-    """Counts of answers to the writers' attempts so far."""
+class TopicClient:
+    """A client of all partitions of a topic. Owned by the run; `run` is its task until `stop`."""
 
-    acknowledged: int = 0
-    unknown: int = 0
-    refused: int = 0
-    per_partition: dict[int, int] = field(default_factory=dict)
+    http: Http
+    history: History
+    topic: str
+    endpoints: Sequence[Endpoint]
+    clock: Clock
+    partitions: int
+    _stopped: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def stop(self) -> None:
+        """Let every task of the client end after its pending answer."""
+        self._stopped.set()
 
 
 def key_of(partition: int, partitions: int, writer: int) -> bytes:
@@ -240,138 +272,65 @@ def key_of(partition: int, partitions: int, writer: int) -> bytes:
     raise AssertionError
 
 
-class UniqueWriters:
-    """Several writers per partition. Owned by the run; `run` until `stop`.
+@dataclass(slots=True)
+class UniqueWriters(TopicClient):
+    """Several writers per partition, until `stop`.
 
     The last writer of each partition uses every broker in turn, the leader included, so that a
     leader that no other node can reach also receives writes; the others never use the leader.
     """
 
-    def __init__(
-        self,
-        http: Http,
-        history: History,
-        topic: str,
-        endpoints: Sequence[Endpoint],
-        watch: Watch,
-        clock: Clock,
-        *,
-        partitions: int,
-        writers_per_partition: int,
-    ) -> None:
-        self._http = http
-        self._history = history
-        self._topic = topic
-        self._endpoints = endpoints
-        self._watch = watch
-        self._clock = clock
-        self._partitions = partitions
-        self._writers = partitions * writers_per_partition
-        self._stopped = asyncio.Event()
-        self.attempt_counts = AttemptCounts()
-
-    def stop(self) -> None:
-        """Let every writer end after its pending answer."""
-        self._stopped.set()
+    watch: Watch
+    writers_per_partition: int
+    attempt_counts: AttemptCounts = field(default_factory=AttemptCounts, init=False)
 
     async def run(self) -> None:
         """Write until `stop`."""
         async with asyncio.TaskGroup() as tasks:
-            for writer in range(self._writers):
-                tasks.create_task(self._write(writer, writer % self._partitions))
+            for writer in range(self.partitions * self.writers_per_partition):
+                tasks.create_task(self._write(writer, writer % self.partitions))
 
     def _through(self, writer: int, partition: int, turn: int) -> Endpoint:
-        leader = self._watch.leader_of(partition)
-        if writer >= self._writers - self._partitions:
-            leader = None
-        others = [endpoint for endpoint in self._endpoints if endpoint.id != leader]
+        is_last = writer >= self.partitions * (self.writers_per_partition - 1)
+        leader = None if is_last else self.watch.leader_of(partition)
+        others = [endpoint for endpoint in self.endpoints if endpoint.id != leader]
         return others[turn % len(others)]
 
     async def _write(self, writer: int, partition: int) -> None:
-        key = key_of(partition, self._partitions, writer)
+        key = key_of(partition, self.partitions, writer)
         waiting_since: int | None = None
         for number in count():
             if self._stopped.is_set():
                 return
             endpoint = self._through(writer, partition, writer + number)
             record = Record(key, b'{"writer":%d,"number":%d}' % (writer, number))
-            row = len(self._history.records)
-            self._history.records.append(record)
-            sent_ms = self._clock.monotonic_ms()
+            row = len(self.history.records)
+            self.history.records.append(record)
+            sent_ms = self.clock.monotonic_ms()
             waiting_since = sent_ms if waiting_since is None else waiting_since
-            (result,) = await self._http.produce(
-                endpoint.url, self._topic, [record], UNIQUE_PRODUCE_TIMEOUT_MS
+            results = await self.http.produce(
+                endpoint.url, self.topic, [record], UNIQUE_PRODUCE_TIMEOUT_MS
             )
-            now = self._clock.monotonic_ms()
-            match result:
-                case Stored(stored_in, offset):
-                    self.attempt_counts.acknowledged += 1
-                    self.attempt_counts.per_partition[stored_in] = (
-                        self.attempt_counts.per_partition.get(stored_in, 0) + 1
-                    )
-                    acknowledgement = Acknowledgement(
-                        broker=endpoint.id,
-                        due_ms=waiting_since,
-                        sent_ms=sent_ms,
-                        answered_ms=now,
-                        positions=(Position(row, stored_in, offset),),
-                    )
-                    self._history.add(acknowledgement)
-                    waiting_since = None
-                    await asyncio.sleep(PACE_S)
-                case Failed():
-                    self._record_failure(endpoint.id, row, sent_ms, now, result)
-                    await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
-
-    def _record_failure(
-        self, broker: int, row: int, sent_ms: int, now: int, failure: Failed
-    ) -> None:
-        if failure.unknown:
-            self.attempt_counts.unknown += 1
-        else:
-            self.attempt_counts.refused += 1
-        self._history.add(
-            Unacknowledged(
-                broker=broker,
-                sent_ms=sent_ms,
-                answered_ms=now,
-                rows=(row,),
-                unknown=failure.unknown,
-                reason=failure.reason,
+            positions, failed = record_answer(
+                *(self.history, endpoint.id, waiting_since, sent_ms, self.clock.monotonic_ms()),
+                *([row], results),
             )
-        )
+            self.attempt_counts.add(positions, failed)
+            if positions:
+                waiting_since = None
+            await asyncio.sleep(PACE_S if positions else PAUSE_AFTER_FAILURE_S)
 
 
-class TailReaders:
+@dataclass(slots=True)
+class TailReaders(TopicClient):
     """A reader per partition that follows the log's end through every broker in turn."""
 
-    def __init__(
-        self,
-        http: Http,
-        history: History,
-        topic: str,
-        endpoints: Sequence[Endpoint],
-        clock: Clock,
-        *,
-        partitions: int,
-    ) -> None:
-        self._http = http
-        self._history = history
-        self._topic = topic
-        self._endpoints = endpoints
-        self._clock = clock
-        self._partitions = partitions
-        self._stopped = asyncio.Event()
-        self.unanswered = 0
-
-    def stop(self) -> None:
-        """Let every reader end after its pending answer."""
-        self._stopped.set()
+    unanswered: int = field(default=0, init=False)
 
     async def run(self) -> None:
         """Read until `stop`."""
         async with asyncio.TaskGroup() as tasks:
-            for partition in range(self._partitions):
+            for partition in range(self.partitions):
                 tasks.create_task(self._follow(partition))
 
     async def _follow(self, partition: int) -> None:
@@ -379,12 +338,12 @@ class TailReaders:
         for turn in count(partition):
             if self._stopped.is_set():
                 return
-            endpoint = self._endpoints[turn % len(self._endpoints)]
-            sent_ms = self._clock.monotonic_ms()
+            endpoint = self.endpoints[turn % len(self.endpoints)]
+            sent_ms = self.clock.monotonic_ms()
             try:
-                lines, _ = await self._http.fetch(
+                lines, _ = await self.http.fetch(
                     endpoint.url,
-                    self._topic,
+                    self.topic,
                     partition,
                     offset,
                     timeout_ms=FETCH_WAIT_MS,
@@ -399,13 +358,13 @@ class TailReaders:
             else:
                 refusal = ""
             if lines or refusal:
-                self._history.add(
+                self.history.add(
                     Observation(
                         broker=endpoint.id,
                         partition=partition,
                         offset=offset,
                         sent_ms=sent_ms,
-                        answered_ms=self._clock.monotonic_ms(),
+                        answered_ms=self.clock.monotonic_ms(),
                         lines=tuple(lines),
                         refusal=refusal,
                     )
@@ -503,53 +462,33 @@ GROUP_PAUSE_AFTER_FAILURE_S = 0.1
 LOOK_AGAIN_S = 0.1
 
 
-class GroupReaders:
-    """Members of one group, each through every broker in turn. Owned by the run."""
+@dataclass(slots=True)
+class GroupReaders(TopicClient):
+    """Members of one group, each through every broker in turn, until `stop`."""
 
-    def __init__(
-        self,
-        http: Http,
-        history: History,
-        topic: str,
-        now: ClusterFile,
-        clock: Clock,
-        *,
-        name: str,
-        members: int,
-    ) -> None:
-        self._http = http
-        self._history = history
-        self._topic = topic
-        self._brokers = now.brokers
-        self._described_at = f"/v3/clusters/{now.cluster_id}/consumer-groups/{name}"
-        self._clock = clock
-        self._members = members
-        self._stopped = asyncio.Event()
-        self.name = name
-        self.committed: dict[int, int] = {}
-        """Partition → the highest acknowledged commit, which is the next offset to read."""
-        self.instances = 0
-        """Number of instances created; exceeds the number of members if one was replaced."""
-        self.coordinators: list[int] = []
-        """Coordinators that brokers named, each change once, oldest first."""
-        self.unasked: set[int] = set()
-        """Brokers that are not asked for the coordinator."""
-
-    def stop(self) -> None:
-        """Let every member leave."""
-        self._stopped.set()
+    cluster_id: str
+    name: str
+    members: int
+    committed: dict[int, int] = field(default_factory=dict, init=False)
+    """Partition → the highest acknowledged commit, which is the next offset to read."""
+    instances: int = field(default=0, init=False)
+    """Number of instances created; exceeds the number of members if one was replaced."""
+    coordinators: list[int] = field(default_factory=list, init=False)
+    """Coordinators that brokers named, each change once, oldest first."""
+    unasked: set[int] = field(default_factory=set, init=False)
+    """Brokers that are not asked for the coordinator."""
 
     async def run(self) -> None:
         """Read and commit until `stop`."""
         async with asyncio.TaskGroup() as tasks:
-            for member in range(self._members):
+            for member in range(self.members):
                 tasks.create_task(self._read_on(member))
 
     async def _read_on(self, member: int) -> None:
         for life in count():
             if self._stopped.is_set():
                 return
-            url = self._brokers[(member + life) % len(self._brokers)].url
+            url = self.endpoints[(member + life) % len(self.endpoints)].url
             name = f"member-{member}-{life}"
             instance = f"{url}/consumers/{self.name}/instances/{name}"
             try:
@@ -560,7 +499,7 @@ class GroupReaders:
                 await asyncio.sleep(GROUP_PAUSE_AFTER_FAILURE_S)
             finally:
                 with suppress(CallError):
-                    await self._http.delete(instance, GIVE_UP_DEADLINE_S)
+                    await self.http.delete(instance, GIVE_UP_DEADLINE_S)
 
     async def _join(self, url: str, name: str) -> None:
         body = {
@@ -571,24 +510,24 @@ class GroupReaders:
             "session.timeout.ms": str(SESSION_TIMEOUT_MS),
         }
         group = f"{url}/consumers/{self.name}"
-        await self._http.post_v2(group, body, CALL_DEADLINE_S)
+        await self.http.post_v2(group, body, CALL_DEADLINE_S)
         self.instances += 1
-        topics = {"topics": [self._topic]}
+        topics = {"topics": [self.topic]}
         path = f"{group}/instances/{name}/subscription"
-        await self._http.post_v2(path, topics, CALL_DEADLINE_S)
+        await self.http.post_v2(path, topics, CALL_DEADLINE_S)
 
     async def _read_and_commit(self, instance: str, name: str) -> None:
         url = f"{instance}/records?timeout={READ_TIMEOUT_MS}&max_bytes=65536"
-        sent_ms = self._clock.monotonic_ms()
-        records = orjson.loads(await self._http.get_accepting(url, JSON_V2, CALL_DEADLINE_S))
+        sent_ms = self.clock.monotonic_ms()
+        records = orjson.loads(await self.http.get_accepting(url, JSON_V2, CALL_DEADLINE_S))
         per_partition: dict[int, list[int]] = {}
         for record in records:
             per_partition.setdefault(record["partition"], []).append(record["offset"])
         if not per_partition:
             return
-        now = self._clock.monotonic_ms()
+        now = self.clock.monotonic_ms()
         for partition, offsets in per_partition.items():
-            self._history.add(
+            self.history.add(
                 GroupRead(
                     member=name,
                     partition=partition,
@@ -602,28 +541,32 @@ class GroupReaders:
 
     async def _commit(self, instance: str, name: str, last: dict[int, int]) -> None:
         rows: list[dict[str, Any]] = [
-            {"topic": self._topic, "partition": partition, "offset": offset}
+            {"topic": self.topic, "partition": partition, "offset": offset}
             for partition, offset in last.items()
         ]
-        await self._http.post_v2(f"{instance}/offsets", {"offsets": rows}, CALL_DEADLINE_S)
+        await self.http.post_v2(f"{instance}/offsets", {"offsets": rows}, CALL_DEADLINE_S)
         for partition, offset in last.items():
-            self._history.add(
+            self.history.add(
                 GroupCommit(
                     member=name,
                     partition=partition,
                     next_offset=offset + 1,
-                    answered_ms=self._clock.monotonic_ms(),
+                    answered_ms=self.clock.monotonic_ms(),
                 )
             )
             self.committed[partition] = max(self.committed.get(partition, 0), offset + 1)
 
+    @property
+    def _described_at(self) -> str:
+        return f"/v3/clusters/{self.cluster_id}/consumer-groups/{self.name}"
+
     async def watch_coordinator(self) -> None:
         """Ask the brokers for the coordinator, in turn, until cancelled."""
         while True:
-            for broker in self._brokers:
+            for broker in self.endpoints:
                 if broker.id not in self.unasked:
                     with suppress(CallError):
-                        described = await self._http.get_json(broker.url + self._described_at, 2.0)
+                        described = await self.http.get_json(broker.url + self._described_at, 2.0)
                         found = id_of(described["coordinator"])
                         if self.coordinators[-1:] != [found]:
                             self.coordinators.append(found)
@@ -631,9 +574,9 @@ class GroupReaders:
 
     async def committed_offsets(self, url: str) -> dict[int, int]:
         """Return the group's committed offsets by partition, as this broker reports them in v3."""
-        listed = await self._http.get_json(f"{url}{self._described_at}/offsets", 3.0)
+        listed = await self.http.get_json(f"{url}{self._described_at}/offsets", 3.0)
         return {
             row["partition_id"]: row["offset"]
             for row in listed["data"]
-            if row["topic_name"] == self._topic
+            if row["topic_name"] == self.topic
         }

@@ -182,8 +182,8 @@ async def _stream_and_break(context: DemoContext) -> None:
 
 async def _show(context: DemoContext, load: Load, total: int) -> None:
     with context.screen.bar(total) as bar:
-        while load.acknowledged < total:
-            bar.show(load.acknowledged, context.clock.monotonic_ms())
+        while load.attempt_counts.acknowledged < total:
+            bar.show(load.attempt_counts.acknowledged, context.clock.monotonic_ms())
             await asyncio.sleep(0.1)
         bar.show(total, context.clock.monotonic_ms())
 
@@ -199,7 +199,8 @@ async def _break(context: DemoContext, load: Load) -> None:
 
 async def _kill_leader(context: DemoContext, load: Load) -> None:
     http, now = context.http, context.now()
-    fullest = max(load.per_partition, key=lambda partition: load.per_partition[partition])
+    written = load.attempt_counts.per_partition
+    fullest = max(written, key=lambda partition: written[partition])
     before = await partition_facts(http, now, now.brokers[0], fullest)
     leader = now.node(id_of(before["leader"]))
     witness = next(node for node in now.brokers if node.id != leader.id)

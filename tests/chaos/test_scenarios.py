@@ -147,6 +147,7 @@ def test_list_names_every_scenario(tmp_path: Path) -> None:
     done = chaos(tmp_path, "list")
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(SCENARIOS)
+    assert done.stdout in (ROOT / "docs" / "guides" / "chaos.md").read_text(), "as the guide shows"
     rows = json.loads(chaos(tmp_path, "list", "--format", "json").stdout)
     assert [row["name"] for row in rows] == list(SCENARIOS)
 

@@ -228,7 +228,7 @@ async def test_load_sends_each_keys_rows_in_order() -> None:
     http = ScriptedHttp()
     load, history = load_of(http, records)
     await load.run()
-    assert load.acknowledged == history.acknowledged_rows() == 3000
+    assert load.attempt_counts.acknowledged == history.acknowledged_rows() == 3000
     for key in (b'"0"', b'"1"', b'"2"'):
         sent = [int(r.value) for _, batch in http.sent for r in batch if r.key == key]
         assert sent == sorted(sent)
