@@ -43,7 +43,7 @@ from raft_metadata.common.ids import (
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import Identity, format_raft_dir
-from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+from raft_metadata.quorum.metadata_quorum import Leadership, MetadataQuorum
 from raft_metadata.records.records import MetadataRecord, PartitionRecord, TopicRecord
 from raft_metadata.records.serde import encode_batch
 
@@ -86,14 +86,17 @@ class Voter:
             ),
             self.machine,
             ProcessFaultHandler(),
-            on_activated=lambda _: self._activated(),
-            on_deactivated=lambda: None,
-            on_applied=lambda: None,
         )
         self._first: asyncio.Future[object] | None = None
 
-    def _activated(self) -> None:
+    def on_activated(self, leadership: Leadership) -> None:
         self._first = self._submit()
+
+    def on_deactivated(self) -> None:
+        pass
+
+    def on_applied(self) -> None:
+        pass
 
     def _submit(self, payload: bytes = COMMAND) -> asyncio.Future[object]:
         return self.quorum.submit(payload, self.quorum.term)
@@ -176,7 +179,7 @@ class Voter:
 
     async def run(self) -> None:
         """Handle requests until the end of the input."""
-        await self.quorum.start()
+        await self.quorum.start(self)
         freeze_collector()  # both as a controller's process does
         shorten_thread_switches()
         reader = asyncio.StreamReader()

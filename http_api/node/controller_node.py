@@ -32,7 +32,7 @@ from http_api.node.node_start import (
 from http_api.node.rejoin import with_remedy
 from http_api.peer.controller_server import ControllerServer
 from raft_metadata.common.clock import SystemClock
-from raft_metadata.common.faults import ProcessFaultHandler
+from raft_metadata.common.faults import FaultHandler, ProcessFaultHandler
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.controller.controller import ControllerConfig
 from raft_metadata.controller.topic_control import TopicDefaults
@@ -70,14 +70,24 @@ def run_controller(path: Path, overrides: Sequence[str], *, insecure: bool, json
 class NodeController(ActiveController):
     """The active controller, with the quorum's state for operators added to its answers."""
 
-    _voter: MetadataQuorum
-    _view: ControllerView
-
-    def attach_voter(self, voter: MetadataQuorum, view: ControllerView) -> None:
-        """Connect the controller with quorum and view; called once, before the quorum starts."""
-        self._voter = voter
-        self._view = view
-        self.attach(voter)
+    def __init__(
+        self,
+        config: NodeConfig,
+        machine: MetadataStateMachine,
+        quorum: MetadataQuorum,
+        faults: FaultHandler,
+    ) -> None:
+        clock = SystemClock()
+        super().__init__(
+            machine,
+            controller_config(config),
+            quorum,
+            clock=clock,
+            random_source=os.urandom,
+            faults=faults,
+        )
+        self._voter = quorum
+        self._view = ControllerView(config.cluster_id, quorum, machine, self.sessions, clock)
 
     @override
     def _step(self) -> bool:
@@ -121,26 +131,11 @@ async def _serve(node: OpenedNode) -> None:
     faults = ProcessFaultHandler()
     async with contextlib.AsyncExitStack() as stack:
         stop_requested = await stack.enter_async_context(stop_signal())
-        machine, clock = MetadataStateMachine(), SystemClock()
-        controller = NodeController(
-            machine,
-            controller_config(config),
-            clock=clock,
-            random_source=os.urandom,
-            faults=faults,
-        )
-        quorum = MetadataQuorum(
-            quorum_config(node),
-            machine,
-            faults,
-            on_activated=controller.on_activated,
-            on_deactivated=controller.on_deactivated,
-            on_applied=controller.on_applied,
-        )
-        view = ControllerView(config.cluster_id, quorum, machine, controller.sessions, clock)
-        controller.attach_voter(quorum, view)
+        machine = MetadataStateMachine()
+        quorum = MetadataQuorum(quorum_config(node), machine, faults)
+        controller = NodeController(config, machine, quorum, faults)
         with binding(config.listen_inner, config.name):
-            await quorum.start()
+            await quorum.start(controller)
         stack.push_async_callback(quorum.stop)
         server = ControllerServer(
             str(config.listen_http),

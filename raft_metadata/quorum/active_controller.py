@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol, cast
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, Protocol, cast
 
 from typing_extensions import override
 
@@ -34,6 +35,7 @@ from raft_metadata.image.metadata_delta import MetadataDelta, MetadataPublisher
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.metadata_feed import MetadataFeed
+from raft_metadata.quorum.metadata_quorum import Leadership
 from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
 from raft_metadata.records.commands import (
     A,
@@ -74,13 +76,6 @@ def log_broker_state_changes(image: MetadataImage, records: Sequence[MetadataRec
         )  # fmt: skip
 
 
-class Reign(Protocol):
-    """A leadership that may be acted on; implemented by ``metadata_quorum.Leadership``."""
-
-    @property
-    def term(self) -> int: ...
-
-
 class Quorum(Protocol):
     """The port to ``metadata_quorum.MetadataQuorum``."""
 
@@ -103,20 +98,69 @@ class Quorum(Protocol):
     def voter_feature_levels(self) -> Mapping[NodeId, int | None]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """The state without leadership: another voter leads, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """The state of the deciding controller, with the speculative image of its term."""
+
+    speculation: Speculation
+
+
+@dataclass(frozen=True, slots=True)
+class Doubtful:
+    """The state after a failed batch, in a term that may go on: nothing is decided.
+
+    The barrier is an empty batch appended after all earlier ones. Once it is committed none of them
+    is undecided, so the committed image is the newest one again.
+    """
+
+    term: int
+    barrier: asyncio.Future[object] | None = None
+
+
+DecidingState = Standby | Active | Doubtful
+
+
+class ControllerEvent(Enum):
+    """An event that changes the state of an `ActiveController`."""
+
+    ACTIVATED = "this voter leads, and every entry before its term is applied"
+    DEACTIVATED = "this voter leads no more"
+    BATCH_FAILED = "a batch of the present speculation is not in the log"
+    BARRIER_APPENDED = "a barrier is on its way"
+    BARRIER_COMMITTED = "every earlier batch is decided"
+
+
+TRANSITIONS: Final[Mapping[tuple[type[DecidingState], ControllerEvent], type[DecidingState]]] = {
+    (Standby, ControllerEvent.ACTIVATED): Active,
+    (Standby, ControllerEvent.DEACTIVATED): Standby,
+    (Active, ControllerEvent.ACTIVATED): Active,
+    (Active, ControllerEvent.BATCH_FAILED): Doubtful,
+    (Active, ControllerEvent.DEACTIVATED): Standby,
+    (Doubtful, ControllerEvent.ACTIVATED): Active,
+    (Doubtful, ControllerEvent.BARRIER_APPENDED): Doubtful,
+    (Doubtful, ControllerEvent.BARRIER_COMMITTED): Active,
+    (Doubtful, ControllerEvent.DEACTIVATED): Standby,
+}
+"""The state after each event; an event that is not listed for a state cannot happen in it."""
+
+
 class ActiveController(MetadataPublisher):
     """The commands, sessions and metadata feed of one controller process.
 
-    Owned by its loop; single-threaded; lives as long as `run`. Wire it up before the quorum starts:
-    its three ``on_…`` methods are the quorum's callbacks, and `attach` gives it the quorum.
-    ``is_active`` holds between an activation and the first doubt: a rejected batch, a refused one,
-    a lost leadership. After a doubt in a term that goes on, it resumes from the committed image
-    once a barrier entry, appended after all its earlier batches, is committed.
+    Owned by its loop; single-threaded; lives as long as `run`. It is the quorum's listener: start
+    the quorum with it. It decides while its state is `Active`.
     """
 
     def __init__(
         self,
         state_machine: MetadataStateMachine,
         config: ControllerConfig,
+        quorum: Quorum,
         *,
         clock: Clock,
         random_source: RandomSource,
@@ -127,10 +171,8 @@ class ActiveController(MetadataPublisher):
         self._clock = clock
         self._faults = faults
         self._core = Controller(config, random_source, clock.monotonic_ms())
-        self._quorum_or_none: Quorum | None = None
-        self._speculation: Speculation | None = None
-        self._doubted_term: int | None = None
-        self._barrier: asyncio.Future[object] | None = None
+        self._quorum = quorum
+        self._state: DecidingState = Standby()
         self._feed = MetadataFeed(state_machine, config)
         self._completion_deadline_ms: int | None = None
         """Earliest deadline of the commands that wait for partitions to be recorded; None if none
@@ -138,15 +180,6 @@ class ActiveController(MetadataPublisher):
         self._wake = asyncio.Event()
         self._stopping = False
         state_machine.add_publisher(self)
-
-    def attach(self, quorum: Quorum) -> None:
-        """Set the quorum whose callbacks this controller is; once, before either is used."""
-        self._quorum_or_none = quorum
-
-    @property
-    def _quorum(self) -> Quorum:
-        assert self._quorum_or_none is not None, "attach() comes first"
-        return self._quorum_or_none
 
     @property
     def sessions(self) -> HeartbeatTracker:
@@ -156,7 +189,17 @@ class ActiveController(MetadataPublisher):
     @property
     def is_active(self) -> bool:
         """True if this is the active controller, as far as it knows."""
-        return self._speculation is not None
+        return isinstance(self._state, Active)
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """The batches in flight and the image they lead to, while active; for reading only."""
+        return self._state.speculation if isinstance(self._state, Active) else None
+
+    def _move(self, event: ControllerEvent, state: DecidingState) -> None:
+        """Enter the state that `TRANSITIONS` names for this event."""
+        assert TRANSITIONS[type(self._state), event] is type(state), (self._state, event, state)
+        self._state = state
 
     # ---- life
 
@@ -187,16 +230,16 @@ class ActiveController(MetadataPublisher):
 
     # ---- callbacks of the quorum and the state machine
 
-    def on_activated(self, leadership: Reign) -> None:
+    def on_activated(self, leadership: Leadership) -> None:
         """Begin to decide: this voter leads, and every entry before its term is applied."""
-        self._activate(leadership.term)
+        self._activate(ControllerEvent.ACTIVATED, leadership.term)
 
     def on_deactivated(self) -> None:
         """Stop deciding. The quorum answers pending commands (rule M3)."""
-        if self._speculation is not None:
-            _log.info("controller deactivated term=%d", self._speculation.term)
-        self._doubted_term = self._barrier = None
-        self._drop_speculation()
+        if isinstance(self._state, Active):
+            _log.info("controller deactivated term=%d", self._state.speculation.term)
+        self._move(ControllerEvent.DEACTIVATED, Standby())
+        self._feed.announce()
 
     def on_applied(self) -> None:
         """Wake `run` after entries were applied, because there may be something to decide."""
@@ -207,12 +250,10 @@ class ActiveController(MetadataPublisher):
         """Wake the fetches that wait for a newer image."""
         self._feed.announce()
 
-    def _activate(self, term: int) -> None:
+    def _activate(self, event: ControllerEvent, term: int) -> None:
         image = self._machine.image
         _log.info("controller activated term=%d next_offset=%d", term, image.next_offset)
-        self._doubted_term = None
-        self._barrier = None
-        self._speculation = Speculation(
+        speculation = Speculation(
             term,
             image,
             batch_bytes_max=self._config.batch_bytes_max,
@@ -220,49 +261,41 @@ class ActiveController(MetadataPublisher):
             on_answered=self._wake.set,
             on_failed=self._on_failed,
         )
+        self._move(event, Active(speculation))
         self._core.activate(image)
         self._wake.set()
 
-    def _drop_speculation(self) -> None:
-        self._speculation = None
-        self._feed.announce()
-
     # ---- appending (rule M2)
 
-    def _append(self, records: Records, urgency: Urgency) -> list[Batch]:
-        """Append records through the current `Speculation`."""
-        assert self._speculation is not None
-        return self._speculation.append(records, urgency, self._quorum.submit, self._core.appended)
+    def _append(self, speculation: Speculation, records: Records, urgency: Urgency) -> list[Batch]:
+        """Append records to the quorum and the speculative image."""
+        return speculation.append(records, urgency, self._quorum.submit, self._core.appended)
 
     def _on_failed(self, speculation: Speculation, error: KafkaError) -> None:
         """Drop the speculation after a failed batch.
 
         The batch is not in the log, so no decision made on top of it may be appended.
         """
-        if speculation is self._speculation:
+        if speculation is self.speculation:
             _log.warning("speculation dropped term=%d why=%s", speculation.term, error)
-            self._doubted_term = speculation.term
-            self._drop_speculation()
+            self._move(ControllerEvent.BATCH_FAILED, Doubtful(speculation.term))
+            self._feed.announce()
         self._wake.set()
 
-    def _resume_after_doubt(self) -> None:
-        """Resume in the same term after a doubt.
-
-        The committed image is valid again once a barrier, appended after all earlier batches, is
-        committed.
-        """
-        term = self._doubted_term
-        if term is None or not (self._quorum.is_leader and self._quorum.term == term):
+    def _resume(self, doubt: Doubtful) -> None:
+        """Append a barrier if none is on its way; decide again once one is committed."""
+        term, barrier = doubt.term, doubt.barrier
+        if not (self._quorum.is_leader and self._quorum.term == term):
             return
-        if self._barrier is not None:
-            if not self._barrier.done():
+        if barrier is not None:
+            if not barrier.done():
                 return
-            barrier, self._barrier = self._barrier, None
             if not barrier.cancelled() and barrier.exception() is None:
-                self._activate(term)
+                self._activate(ControllerEvent.BARRIER_COMMITTED, term)
                 return
-        self._barrier = self._quorum.submit(encode_batch(-1, term, ()), term)
-        self._barrier.add_done_callback(lambda _: self._wake.set())
+        barrier = self._quorum.submit(encode_batch(-1, term, ()), term)
+        self._move(ControllerEvent.BARRIER_APPENDED, Doubtful(term, barrier))
+        barrier.add_done_callback(lambda _: self._wake.set())
 
     # ---- ticks
 
@@ -282,21 +315,25 @@ class ActiveController(MetadataPublisher):
             ((broker.broker_id, broker.broker_epoch) for broker in registered), now_ms
         )
         self._core.sessions.judge(now_ms)
-        if self._speculation is None:
-            self._resume_after_doubt()
-            return False
-        return self._append_proposed(self._speculation)
+        match self._state:
+            case Standby():
+                return False
+            case Doubtful():
+                self._resume(self._state)
+                return False
+            case Active(speculation):
+                return self._append_proposed(speculation)
 
     def _append_proposed(self, speculation: Speculation) -> bool:
         """Append fences first; bulk only while it leaves room for the next fence (rule M4)."""
-        while speculation is self._speculation:
+        while speculation is self.speculation:
             bulk_allowed = speculation.bulk_in_flight() < self._config.bulk_in_flight_max
             proposed = self._core.next_proposed_batch(speculation.image, bulk_allowed=bulk_allowed)
             if proposed is None:
                 return False
             before = speculation.image
             try:
-                self._append(proposed.records, proposed.urgency)
+                self._append(speculation, proposed.records, proposed.urgency)
                 log_broker_state_changes(before, proposed.records)
             except KafkaError as refusal:
                 _log.warning("append refused urgency=%s why=%s", proposed.urgency.value, refusal)
@@ -336,7 +373,8 @@ class ActiveController(MetadataPublisher):
         appended* (rules M3, M4).
         """
         done: list[LeadersElected] = []
-        image = self._machine.image if self._speculation is None else self._speculation.image
+        speculation = self.speculation
+        image = self._machine.image if speculation is None else speculation.image
         for part in self._core.election_steps(image, command):
             try:
                 done.append(await self._command(part))
@@ -353,7 +391,7 @@ class ActiveController(MetadataPublisher):
         No await separates reading the image from appending. A decision without records, including a
         refusal, may rest on batches in flight, so it is answered when those are committed.
         """
-        speculation = self._speculation
+        speculation = self.speculation
         if speculation is None:
             raise self._not_controller()
         if len(speculation.in_flight) >= self._config.commands_in_flight_max:
@@ -370,7 +408,7 @@ class ActiveController(MetadataPublisher):
         if not records:
             await self._commit_of_newest(speculation)
             return answer
-        batches = self._append(records, Urgency.CHANGE)
+        batches = self._append(speculation, records, Urgency.CHANGE)
         await asyncio.wait([batch.future for batch in batches])
         check_committed(batches)
         return answer
@@ -407,7 +445,7 @@ class ActiveController(MetadataPublisher):
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
             if topic.is_complete:
                 return topic
-            if self._speculation is None or self._clock.monotonic_ms() >= deadline_ms:
+            if not self.is_active or self._clock.monotonic_ms() >= deadline_ms:
                 message = f"{len(topic.partitions)} of {topic.partitions_count} partitions made"
                 raise KafkaError(ErrorCode.OUTCOME_UNKNOWN, message)
             first = self._completion_deadline_ms
@@ -441,9 +479,10 @@ class ActiveController(MetadataPublisher):
         Its heartbeat came too late: the consequences of the fence may be in force a moment from
         now.
         """
-        if self._speculation is None:
+        speculation = self.speculation
+        if speculation is None:
             return False
-        broker = self._speculation.image.brokers.get(command.broker_id)
+        broker = speculation.image.brokers.get(command.broker_id)
         return (
             broker is None
             or broker.broker_epoch != command.broker_epoch
@@ -471,7 +510,7 @@ class ActiveController(MetadataPublisher):
 
     def status(self) -> Mapping[str, object]:
         """Return facts for operators, metrics and checkers; plain values only."""
-        image, speculation = self._machine.image, self._speculation
+        image, speculation = self._machine.image, self.speculation
         brokers = {
             str(broker.broker_id): {
                 "broker_epoch": broker.broker_epoch,

@@ -155,25 +155,39 @@ class Leadership:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Events:
-    """`RaftEvents` for the owner's three functions; an exception in one is fatal."""
+class QuorumListener(Protocol):
+    """The port to the owner of a voter, `ActiveController`; called on the loop."""
 
-    on_activated: Callable[[Leadership], None]
-    on_deactivated: Callable[[], None]
-    on_applied: Callable[[], None]
+    def on_activated(self, leadership: Leadership) -> None:
+        """Begin to decide: this voter leads, and every entry before its term is applied."""
+        ...
+
+    def on_deactivated(self) -> None:
+        """Stop deciding: this leadership has ended."""
+        ...
+
+    def on_applied(self) -> None:
+        """Note that entries were applied."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerEvents:
+    """`RaftEvents` for a listener; an exception in one of its methods is fatal."""
+
+    listener: QuorumListener
     faults: FaultHandler
 
     def activated(self, term: int, index: int) -> None:
         _log.info("leadership activated term=%d index=%d", term, index)
-        self._call(lambda: self.on_activated(Leadership(term, index)))
+        self._call(lambda: self.listener.on_activated(Leadership(term, index)))
 
     def deactivated(self) -> None:
         _log.info("leadership deactivated")
-        self._call(self.on_deactivated)
+        self._call(self.listener.on_deactivated)
 
     def applied(self) -> None:
-        self._call(self.on_applied)
+        self._call(self.listener.on_applied)
 
     def _call(self, function: Callable[[], None]) -> None:
         try:
@@ -196,15 +210,11 @@ class MetadataQuorum:
         state_machine: StateMachine,
         faults: FaultHandler,
         *,
-        on_activated: Callable[[Leadership], None],
-        on_deactivated: Callable[[], None],
-        on_applied: Callable[[], None],
         files: Files | None = None,
     ) -> None:
         self._config = config
         self._machine = state_machine
         self._faults = faults
-        self._events = _Events(on_activated, on_deactivated, on_applied, faults)
         self._files = files or DiskFiles(sync=config.fsync)
         self._disk: VoterDisk | None = None
         self._links: PeerLinks | None = None
@@ -217,12 +227,12 @@ class MetadataQuorum:
 
     # -- life
 
-    async def start(self) -> None:
+    async def start(self, listener: QuorumListener) -> None:
         """Lock the directory, open and sync the journal, bind, and join the quorum.
 
-        Raises UnsupportedLibraryError, KafkaError INVALID_CONFIG (certificates), StorageError or
-        CorruptionError (exit 74), or OSError for a port that is taken; whatever was opened is
-        closed again.
+        ``listener`` is called from now on. Raises UnsupportedLibraryError, KafkaError
+        INVALID_CONFIG (certificates), StorageError or CorruptionError (exit 74), or OSError for a
+        port that is taken; whatever was opened is closed again.
         """
         verify_library()
         loop = self._loop = asyncio.get_running_loop()
@@ -239,7 +249,7 @@ class MetadataQuorum:
         owner = LinkOwner(self._request_tick, self._event_failed)
         links = self._links = PeerLinks(self._config, PeerAuthenticator(disk.home), tls, owner)
         try:
-            node = RaftNode(self._parts(disk, links))
+            node = RaftNode(self._parts(disk, links, listener))
             await links.open(node.transport)
         except BaseException:
             await links.close()
@@ -252,14 +262,14 @@ class MetadataQuorum:
             *(self._config.node_id, self.term, self.last_index, self._snapshot_index()),
         )
 
-    def _parts(self, disk: VoterDisk, links: PeerLinks) -> RaftParts:
+    def _parts(self, disk: VoterDisk, links: PeerLinks, listener: QuorumListener) -> RaftParts:
         return RaftParts(
             config=self._config,
             home=disk.home,
             journal=disk.journal,
             snapshots=disk.snapshots,
             machine=self._machine,
-            events=self._events,
+            events=ListenerEvents(listener, self._faults),
             faults=self._faults,
             links=links,
             request_tick=self._request_tick,

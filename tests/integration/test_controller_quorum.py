@@ -29,26 +29,19 @@ class Node:
 
     def __init__(self, settings: QuorumConfig) -> None:
         self.machine = MetadataStateMachine()
+        self.quorum = MetadataQuorum(settings, self.machine, RaisingFaults())
         self.controller = ActiveController(
             self.machine,
             config(),
+            self.quorum,
             clock=SystemClock(),
             random_source=os.urandom,
             faults=RaisingFaults(),
         )
-        self.quorum = MetadataQuorum(
-            settings,
-            self.machine,
-            RaisingFaults(),
-            on_activated=self.controller.on_activated,
-            on_deactivated=self.controller.on_deactivated,
-            on_applied=self.controller.on_applied,
-        )
-        self.controller.attach(self.quorum)
         self.is_up = False
 
     async def serve(self) -> None:
-        await self.quorum.start()
+        await self.quorum.start(self.controller)
         self.is_up = True
         await self.controller.run()
 

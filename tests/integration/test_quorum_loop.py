@@ -24,31 +24,28 @@ from raft_metadata.quorum.data_dir import Identity, format_rejoining_raft_dir
 from raft_metadata.quorum.files import DiskFiles, FileHandle, Files
 from raft_metadata.quorum.metadata_quorum import NO_LEADER_CONTACT_MS, Leadership, MetadataQuorum
 from tests.support.power_loss_disk import RaisingFaults
-from tests.support.quorum_process import PayloadList, config, format_all, free_addresses
+from tests.support.quorum_process import (
+    PayloadList,
+    SilentListener,
+    config,
+    format_all,
+    free_addresses,
+)
 from tests.support.tcp_relay import TcpRelay
 
 NODES = (1, 2, 3)
 
 
-class Voter:
+class Voter(SilentListener):
     """One quorum and what it told its owner."""
 
     def __init__(self, settings: QuorumConfig, files: Files | None = None) -> None:
+        super().__init__()
         self.machine = PayloadList()
-        self.leaderships: list[Leadership] = []
-        self.deactivations = 0
-        self.quorum = MetadataQuorum(
-            settings,
-            self.machine,
-            RaisingFaults(),
-            on_activated=self.leaderships.append,
-            on_deactivated=self._deactivated,
-            on_applied=lambda: None,
-            files=files,
-        )
+        self.quorum = MetadataQuorum(settings, self.machine, RaisingFaults(), files=files)
 
-    def _deactivated(self) -> None:
-        self.deactivations += 1
+    async def start(self) -> None:
+        await self.quorum.start(self)
 
 
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
@@ -60,7 +57,7 @@ async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 async def started(root: Path, addresses: dict[int, str], **dial: dict[int, str]) -> list[Voter]:
     voters = [Voter(config(n, root, addresses, dial.get(f"from_{n}"))) for n in addresses]
     for voter in voters:
-        await voter.quorum.start()
+        await voter.start()
     return voters
 
 
@@ -76,7 +73,7 @@ async def active(voters: list[Voter]) -> Voter:
 async def alone(tmp_path: Path) -> AsyncIterator[Voter]:
     format_all(tmp_path, [1])
     voter = Voter(config(1, tmp_path, free_addresses([1])))
-    await voter.quorum.start()
+    await voter.start()
     yield voter
     await voter.quorum.stop()
 
@@ -91,7 +88,7 @@ async def test_one_voter_forms_a_quorum_and_finds_its_state_again(tmp_path: Path
     settings = config(1, tmp_path, free_addresses([1]))
     for life in range(3):
         voter = Voter(settings)
-        await voter.quorum.start()
+        await voter.start()
         leader = await active([voter])
         term = leader.quorum.term
         answers = [leader.quorum.submit(b"%d-%d" % (life, n), term) for n in range(400)]
@@ -192,7 +189,7 @@ async def test_rule_m7_a_disk_that_takes_400_ms_a_sync_causes_no_election(tmp_pa
     addresses, files = free_addresses(NODES), SlowFiles()
     voters = [Voter(config(node, tmp_path, addresses), files) for node in NODES]
     for voter in voters:
-        await voter.quorum.start()
+        await voter.start()
     leader = await active(voters)
     term = leader.quorum.term
     await leader.quorum.submit(b"quick", term)
@@ -241,7 +238,7 @@ async def test_what_a_voter_says_about_itself(tmp_path: Path) -> None:
     format_all(tmp_path, NODES)
     addresses = free_addresses(NODES)
     first = Voter(config(1, tmp_path, addresses))
-    await first.quorum.start()
+    await first.start()
     assert first.quorum.leader_id is None
     assert first.quorum.leader_contact_age_ms == NO_LEADER_CONTACT_MS
     assert not first.quorum.is_leader
@@ -250,7 +247,7 @@ async def test_what_a_voter_says_about_itself(tmp_path: Path) -> None:
     assert refused.value.code is ErrorCode.NOT_CONTROLLER
     others = [Voter(config(node, tmp_path, addresses)) for node in NODES[1:]]
     for voter in others:
-        await voter.quorum.start()
+        await voter.start()
     voters = [first, *others]
     leader = await active(voters)
     await until(lambda: len({voter.quorum.leader_id for voter in voters}) == 1)
@@ -282,15 +279,15 @@ async def test_a_taken_port_is_told_and_nothing_stays_open(alone: Voter, tmp_pat
     addresses = {1: alone.quorum._config.bind}
     for _ in range(2):  # the second time shows that the lock was given up
         with pytest.raises(OSError, match="in use"):
-            await Voter(config(1, tmp_path / "other", addresses)).quorum.start()
+            await Voter(config(1, tmp_path / "other", addresses)).start()
     again = Voter(config(1, tmp_path / "other", free_addresses([1])))
-    await again.quorum.start()
+    await again.start()
     await again.quorum.stop()
 
 
 async def test_rule_q4_a_directory_in_use_is_refused(alone: Voter) -> None:
     with pytest.raises(StorageError, match="in use by another process"):
-        await Voter(alone.quorum._config).quorum.start()
+        await Voter(alone.quorum._config).start()
 
 
 class Evil:
@@ -344,7 +341,7 @@ async def test_a_single_link_can_be_dialled_through_a_proxy(tmp_path: Path) -> N
 async def test_stopping_waits_for_the_snapshot_thread(tmp_path: Path) -> None:
     format_all(tmp_path, [1])
     voter = Voter(config(1, tmp_path, free_addresses([1])))
-    await voter.quorum.start()
+    await voter.start()
     leader = await active([voter])
     go_on = threading.Event()
     chunks = voter.machine.chunks
@@ -379,7 +376,7 @@ async def test_rule_q4_a_voter_without_its_disk_rejoins(tmp_path: Path) -> None:
     identity = Identity(cluster_id=settings.cluster_id, node_id=settings.node_id, directory_id=new)
     format_rejoining_raft_dir(settings.raft_dir, identity, others)
     back = Voter(settings)
-    await back.quorum.start()
+    await back.start()
     for voter in rest:
         voter.quorum.accept_voter(settings.node_id, new)
     await until(lambda: back.quorum.status()["fence"] == "none")

@@ -22,7 +22,14 @@ from raft_metadata.quorum.peer_links import HELLO_TIMEOUT_S
 from raft_metadata.quorum.wire import Codec, hello
 from tests.support.certificates import Authority
 from tests.support.power_loss_disk import RaisingFaults
-from tests.support.quorum_process import CLUSTER, PayloadList, config, format_all, free_addresses
+from tests.support.quorum_process import (
+    CLUSTER,
+    PayloadList,
+    SilentListener,
+    config,
+    format_all,
+    free_addresses,
+)
 
 NODES = (101, 102, 103)
 READY_S = 15.0
@@ -50,11 +57,8 @@ class Cluster:
                 settings,
                 self.machines[node],
                 RaisingFaults(),
-                on_activated=lambda leadership: None,
-                on_deactivated=lambda: None,
-                on_applied=lambda: None,
             )
-            await self.up[node].start()
+            await self.up[node].start(SilentListener())
 
     async def stop(self) -> None:
         await asyncio.gather(*(quorum.stop() for quorum in self.up.values()))

@@ -469,7 +469,7 @@ class Broker:
 
     async def _alter_at(self, command: AlterPartition, life: ControllerLife) -> PartitionAltered:
         """In the controller's process: one from the future is known by its speculative image."""
-        speculation = life.controller._speculation
+        speculation = life.controller.speculation
         future = False
         if speculation is not None:
             known = speculation.image.partition(command.topic_id, command.partition)

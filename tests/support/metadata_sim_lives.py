@@ -17,7 +17,7 @@ from raft_metadata.image.metadata_state_machine import (
     Rejected,
 )
 from raft_metadata.quorum.active_controller import ActiveController
-from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+from raft_metadata.quorum.metadata_quorum import ListenerEvents, MetadataQuorum
 from raft_metadata.quorum.wire import Codec
 from tests.support.metadata_witness import Witness
 from tests.support.metadata_world import CLUSTER as METADATA_CLUSTER
@@ -144,32 +144,30 @@ class ControllerLife(Voter):
     def make_machine(self) -> MetadataStateMachine:
         world = self.world
         machine = WatchedMachine(self, world.witness)
-        self.controller = ActiveController(
-            machine, CONFIG, clock=SimClock(), random_source=world.rng.randbytes, faults=_Faults()
-        )
-        self.quorum = WatchedQuorum(
-            world.raft.config(self.node_id),
-            machine,
-            _Faults(),
-            on_activated=self.controller.on_activated,
-            on_deactivated=self.controller.on_deactivated,
-            on_applied=self.controller.on_applied,
-        )
+        self.quorum = WatchedQuorum(world.raft.config(self.node_id), machine, _Faults())
         self.quorum.life = self
-        self.controller.attach(self.quorum)
+        self.controller = ActiveController(
+            machine,
+            CONFIG,
+            self.quorum,
+            clock=SimClock(),
+            random_source=world.rng.randbytes,
+            faults=_Faults(),
+        )
+        self.controller_events = ListenerEvents(self.controller, _Faults())
         return machine
 
     # RaftEvents
 
     def activated(self, term: int, index: int) -> None:
-        self.quorum._events.activated(term, index)
+        self.controller_events.activated(term, index)
         self.world.witness.activated(self, term, index)
 
     def deactivated(self) -> None:
-        self.quorum._events.deactivated()
+        self.controller_events.deactivated()
 
     def applied(self) -> None:
-        self.quorum._events.applied()
+        self.controller_events.applied()
 
     def request_tick(self) -> None:
         self.world.tick_raft_at(self, CLOCK.time + 0.0005)

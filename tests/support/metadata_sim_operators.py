@@ -127,7 +127,7 @@ class Operator:
         self, ask: Callable[[ControllerLife], Any], seen_epoch: int, life: ControllerLife
     ) -> Any:
         """In the controller's process: what it says, it says in its reign."""
-        speculation = life.controller._speculation
+        speculation = life.controller.speculation
         reign = 0 if speculation is None else speculation.term
         tally = self.world.witness.tally
         if 0 < reign < seen_epoch:

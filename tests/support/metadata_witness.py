@@ -300,7 +300,7 @@ class Witness(ImagesWitness):
         if newest[1] < reign:  # what was committed before its reign is in it
             index = max(index, newest[0])
         replayed = self.image_at_index(index)
-        image = life.controller._speculation.image
+        image = life.controller.speculation.image
         invariant.c11_a_new_controller_is_the_replayed_log(
             self.tally, life.node_id, image, replayed
         )
@@ -311,7 +311,7 @@ class Witness(ImagesWitness):
         fences = b'"fenced"' in payload
         if not fences and b'"register_broker"' not in payload:
             return
-        image = life.controller._speculation.image
+        image = life.controller.speculation.image
         for record in decode_batch(payload).records:
             match record:
                 case BrokerRegistrationChangeRecord(state=BrokerState.FENCED):

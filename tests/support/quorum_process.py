@@ -21,10 +21,27 @@ from raft_metadata.common.faults import ProcessFaultHandler
 from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import Identity, format_raft_dir
-from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+from raft_metadata.quorum.metadata_quorum import Leadership, MetadataQuorum
 
 CLUSTER = ClusterId("integration")
 LINE_BYTES_MAX = 64 * 1024 * 1024
+
+
+class SilentListener:
+    """An owner that does nothing but remember what its voter reported."""
+
+    def __init__(self) -> None:
+        self.leaderships: list[Leadership] = []
+        self.deactivations = 0
+
+    def on_activated(self, leadership: Leadership) -> None:
+        self.leaderships.append(leadership)
+
+    def on_deactivated(self) -> None:
+        self.deactivations += 1
+
+    def on_applied(self) -> None:
+        pass
 
 
 class PayloadList:
@@ -87,11 +104,8 @@ async def run_voter(node: int, root: Path, addresses: dict[int, str]) -> None:
         config(node, root, addresses),
         machine,
         ProcessFaultHandler(),
-        on_activated=lambda leadership: None,
-        on_deactivated=lambda: None,
-        on_applied=lambda: None,
     )
-    await quorum.start()
+    await quorum.start(SilentListener())
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

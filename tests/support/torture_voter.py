@@ -36,7 +36,7 @@ from raft_metadata.image.snapshot import image_records
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.records.records import MetadataRecord, PartitionRecord, TopicRecord
 from raft_metadata.records.serde import encode_batch, encode_record
-from tests.support.quorum_process import LINE_BYTES_MAX, VoterProcess, config
+from tests.support.quorum_process import LINE_BYTES_MAX, SilentListener, VoterProcess, config
 
 PARTITIONS_PER_TOPIC = 1_000
 MARKS_PER_CHUNK = 5_000
@@ -158,11 +158,8 @@ async def run_voter(options: VoterOptions) -> None:
         ),
         machine,
         ProcessFaultHandler(),
-        on_activated=lambda leadership: None,
-        on_deactivated=lambda: None,
-        on_applied=lambda: None,
     )
-    await quorum.start()
+    await quorum.start(SilentListener())
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -124,11 +124,11 @@ class UnkindRaft:
             voter.controller = ActiveController(
                 machine,
                 config,
+                voter,
                 clock=clock,
                 random_source=random_source,
                 faults=RaisingFaults(),  # type: ignore[arg-type]
             )
-            voter.controller.attach(voter)
             self.voters.append(voter)
 
     # ---- steps

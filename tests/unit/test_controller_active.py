@@ -394,7 +394,7 @@ async def reordered() -> Cluster:
     cluster = await Cluster(changes_per_batch_max=2).start()
     one = replace(creation(1), replicas_assignments=dict.fromkeys(range(5), (B1, B2, B3)))
     await cluster.answered(cluster.lead.controller.execute(one))
-    speculation = cluster.lead.controller._speculation
+    speculation = cluster.lead.controller.speculation
     assert speculation is not None
     changes = tuple(
         Reassignment(topic=one.name, partition=PartitionId(index), replicas=(B2, B1, B3))
@@ -402,7 +402,7 @@ async def reordered() -> Cluster:
     )
     core = cluster.lead.controller._core
     records, _ = core.decide(speculation.image, AlterReassignments(changes=changes), {})
-    cluster.lead.controller._append(records, Urgency.CHANGE)
+    cluster.lead.controller._append(speculation, records, Urgency.CHANGE)
     await cluster.raft.settle(3)
     return cluster
 

@@ -12,13 +12,13 @@ from http_api.cli.offline_dump import facts_of
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.ids import TopicName
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
-from raft_metadata.quorum.metadata_quorum import Leadership, MetadataQuorum
+from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.quorum.offline import InUseError, read_offline_log
 from raft_metadata.records.records import TopicRecord
 from raft_metadata.records.serde import encode_batch
 from tests.support.metadata_world import topic_id
 from tests.support.power_loss_disk import RaisingFaults
-from tests.support.quorum_process import config, format_all, free_addresses
+from tests.support.quorum_process import SilentListener, config, format_all, free_addresses
 from tests.support.waiting import until
 
 
@@ -33,7 +33,7 @@ def topic(number: int) -> TopicRecord:
 async def written(root: Path, topics: int, *, snapshot_every: int = 1_000) -> MetadataQuorum:
     """A lone voter, running, whose log has so many topics; the last batch is refused by all."""
     format_all(root, [1])
-    machine, reigns = MetadataStateMachine(), list[Leadership]()
+    machine, listener = MetadataStateMachine(), SilentListener()
     settings = dataclasses.replace(
         config(1, root, free_addresses([1])), snapshot_min_entries=snapshot_every
     )
@@ -41,13 +41,10 @@ async def written(root: Path, topics: int, *, snapshot_every: int = 1_000) -> Me
         settings,
         machine,
         RaisingFaults(),
-        on_activated=reigns.append,
-        on_deactivated=lambda: None,
-        on_applied=lambda: None,
     )
-    await quorum.start()
-    await until(lambda: bool(reigns))
-    term = reigns[0].term
+    await quorum.start(listener)
+    await until(lambda: bool(listener.leaderships))
+    term = listener.leaderships[0].term
     for number in range(topics):
         batch = encode_batch(number, term, [topic(number)], time_ms=1_700_000_000_000)
         await quorum.submit(batch, term)

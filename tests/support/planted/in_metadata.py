@@ -162,11 +162,11 @@ def _unknown_is_no(patch: Patch) -> None:
 @metadata_fault("answers before the commit", "R9", "P6", "R14")
 def _answers_early(patch: Patch) -> None:
     async def command(self: Any, command: Any) -> Any:
-        if self._speculation is None:
+        if self.speculation is None:
             raise self._not_controller()
-        records, answer = self._core.decide(self._speculation.image, command)
+        records, answer = self._core.decide(self.speculation.image, command)
         if records:
-            self._append(records, active_controller.Urgency.CHANGE)
+            self._append(self.speculation, records, active_controller.Urgency.CHANGE)
         return answer
 
     patch.setattr(active_controller.ActiveController, "_command", command)
