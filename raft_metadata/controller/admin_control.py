@@ -60,7 +60,7 @@ class AdminContext:
     """A random number >= 0: the start of a placement."""
     voter_levels: VoterLevels = field(default_factory=lambda: NO_VOTER_LEVELS)
     """The highest feature level of each voter; empty if unknown."""
-    failed: DamagedReplicas = field(default_factory=lambda: NO_DAMAGED_REPLICAS)
+    damaged_replicas: DamagedReplicas = field(default_factory=lambda: NO_DAMAGED_REPLICAS)
     """Damaged replicas, which are elected last."""
 
 
@@ -107,7 +107,9 @@ def _decide(image: MetadataImage, command: Command[Any], context: AdminContext) 
         case AlterReassignments():
             return decide_alter_reassignments(image, command, defaults=defaults)
         case ElectLeaders():
-            return decide_elect_leaders(image, command, defaults=defaults, failed=context.failed)
+            return decide_elect_leaders(
+                image, command, defaults=defaults, damaged_replicas=context.damaged_replicas
+            )
         case DrainBroker():
             return decide_drain_broker(image, command)
         case _:

@@ -81,17 +81,19 @@ class DamageReports:
     def _replace(self, beat: BrokerHeartbeat) -> tuple[TopicIdPartition, ...]:
         """Replace the known damage in the range of this page; return the changed partitions."""
         first, last = beat.failed_after, beat.failed_up_to
-        said = {replica_partition(one): one for one in beat.failed}
+        reported = {replica_partition(replica): replica for replica in beat.failed}
         known = {
             where: one
             for where, one in self.failed.items()
             if (first is None or where > first) and (last is None or where <= last)
         }
-        if said == known:
+        if reported == known:
             return ()
         others = {where: one for where, one in self.failed.items() if where not in known}
-        self.failed = MappingProxyType(others | said)
-        return tuple(where for where in {**known, **said} if known.get(where) != said.get(where))
+        self.failed = MappingProxyType(others | reported)
+        return tuple(
+            where for where in {**known, **reported} if known.get(where) != reported.get(where)
+        )
 
 
 class DamageByPartition:
@@ -161,12 +163,14 @@ class HeartbeatTracker:
 
     # ---- input
 
-    def expect(self, registered: Iterable[tuple[BrokerId, BrokerEpoch]], now_ms: int) -> None:
+    def expect_brokers(
+        self, registered: Iterable[tuple[BrokerId, BrokerEpoch]], now_ms: int
+    ) -> None:
         """Start a session, aged from now, for each of these registrations that has none."""
         for broker_id, broker_epoch in registered:
             self._session(broker_id, broker_epoch, now_ms)
 
-    def heard(
+    def record_heartbeat(
         self,
         broker_id: BrokerId,
         broker_epoch: BrokerEpoch,
@@ -186,8 +190,8 @@ class HeartbeatTracker:
         session.disconnected_ms = None
         session.had_heartbeat = True
 
-    def told(self, beat: BrokerHeartbeat) -> DamageChanges:
-        """Apply a heartbeat's report of damaged replicas, after `heard`; return the changes."""
+    def record_damage(self, beat: BrokerHeartbeat) -> DamageChanges:
+        """Apply the report of damaged replicas, after `record_heartbeat`; return the changes."""
         session = self._sessions.get(beat.broker_id)
         if session is None or session.broker_epoch != beat.broker_epoch:
             return NO_DAMAGE_CHANGES

@@ -47,13 +47,13 @@ def is_drained(brokers: Brokers, broker_id: BrokerId) -> bool:
     return registration is not None and registration.drain is not DrainScope.NONE
 
 
-def has_complete_report(told: CompleteReporters, broker_id: BrokerId) -> bool:
+def has_complete_report(complete_reporters: CompleteReporters, broker_id: BrokerId) -> bool:
     """Return True if this controller knows which logs of a live broker are damaged.
 
     A controller that was just elected may not know. Until it does, nothing irreversible may rest on
     the assumption that the broker's logs are healthy.
     """
-    return told is None or broker_id in told
+    return complete_reporters is None or broker_id in complete_reporters
 
 
 def first_electable(
@@ -88,24 +88,24 @@ class BrokerViews:
     """Brokers that leave ISRs because they are fenced or in controlled shutdown."""
     unclean: Mapping[BrokerId, PartitionSet]
     """The unclean partitions of registrations that are not settled yet (rule R6)."""
-    heard: ReportedOffsets
+    reported_offsets: ReportedOffsets
     """Soft state of sessions; a broker that is missing has not reported yet."""
-    failed: DamagedReplicas
-    told: CompleteReporters
+    damaged_replicas: DamagedReplicas
+    complete_reporters: CompleteReporters
 
     @classmethod
     def of(
         cls,
         brokers: Brokers,
-        heard: ReportedOffsets = NO_REPORTED_OFFSETS,
-        failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
-        told: CompleteReporters = None,
+        reported_offsets: ReportedOffsets = NO_REPORTED_OFFSETS,
+        damaged_replicas: DamagedReplicas = NO_DAMAGED_REPLICAS,
+        complete_reporters: CompleteReporters = None,
     ) -> BrokerViews:
         """Return the views of these registrations."""
         return cls(
-            heard=heard,
-            failed=failed,
-            told=told,
+            reported_offsets=reported_offsets,
+            damaged_replicas=damaged_replicas,
+            complete_reporters=complete_reporters,
             brokers=brokers,
             unsettled=frozenset(
                 broker_id for broker_id, broker in brokers.items() if not broker.settled

@@ -23,7 +23,7 @@ from raft_metadata.common.ids import (
 from raft_metadata.controller.broker_views import NO_DAMAGED_REPLICAS, BrokerViews, DamagedReplicas
 from raft_metadata.controller.feature_control import check_follows
 from raft_metadata.controller.partition_change import heal, may_be_relieved
-from raft_metadata.controller.partition_draft import at
+from raft_metadata.controller.partition_draft import partition_at
 from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
 from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
 from raft_metadata.records.commands import (
@@ -170,7 +170,7 @@ def decide_unfence(
     *,
     metadata_offset: MetadataOffset,
     defaults: TopicDefaults,
-    failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
+    damaged_replicas: DamagedReplicas = NO_DAMAGED_REPLICAS,
 ) -> Change:
     """Unfence a live broker once all changes due to it are recorded (rule M4).
 
@@ -182,7 +182,7 @@ def decide_unfence(
         return ()
     if metadata_offset <= broker.broker_epoch:
         return ()
-    if owes_changes(image, broker_id, defaults, failed):
+    if owes_changes(image, broker_id, defaults, damaged_replicas):
         return ()
     return (_change(broker, state=BrokerState.UNFENCED),)
 
@@ -192,11 +192,11 @@ def decide_settled(
     broker_id: BrokerId,
     *,
     defaults: TopicDefaults,
-    failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
+    damaged_replicas: DamagedReplicas = NO_DAMAGED_REPLICAS,
 ) -> Change:
     """Mark the broker settled once all consequences of its registration are recorded (rule M4)."""
     broker = image.brokers[broker_id]
-    if broker.settled or owes_changes(image, broker_id, defaults, failed):
+    if broker.settled or owes_changes(image, broker_id, defaults, damaged_replicas):
         return ()
     return (_change(broker, settled=True),)
 
@@ -227,20 +227,21 @@ def owes_changes(
     image: MetadataImage,
     broker_id: BrokerId,
     defaults: TopicDefaults,
-    failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
+    damaged_replicas: DamagedReplicas = NO_DAMAGED_REPLICAS,
 ) -> bool:
     """Return True if a partition of this broker still owes a change to the brokers' present state.
 
-    ``failed``: damaged replicas, which may not be elected; the same as for the decider of the
-    changes.
+    ``damaged_replicas`` may not be elected; they are the same as for the decider of the changes.
     """
     # Changes that depend on brokers' reports are not owed: assume that no broker has reported.
-    views = BrokerViews.of(image.brokers, failed=failed, told=frozenset())
+    views = BrokerViews.of(
+        image.brokers, damaged_replicas=damaged_replicas, complete_reporters=frozenset()
+    )
     for topic in image.topics.values():
         rules = TopicRules(image, topic, defaults)
         for index, partition in enumerate(topic.partitions):
             if broker_id in partition.replicas and heal(
-                views, at(topic.topic_id, index), partition, rules
+                views, partition_at(topic.topic_id, index), partition, rules
             ):
                 return True
     return False

@@ -26,7 +26,7 @@ from raft_metadata.common.ids import (
     TopicName,
 )
 from raft_metadata.common.internal_topics import INTERNAL_CONFIGS, INTERNAL_TOPICS
-from raft_metadata.controller.partition_draft import PartitionDraft, at
+from raft_metadata.controller.partition_draft import PartitionDraft, partition_at
 from raft_metadata.controller.topic_rules import TopicDefaults, eligibility_defaults
 from raft_metadata.image.metadata_image import (
     ConfigKey,
@@ -254,4 +254,4 @@ def _cleared_elrs(
             if before.min_isr(factor) > min_isr <= len(partition.isr):
                 draft = PartitionDraft.of(partition)
                 draft.keep_eligible(min_isr)
-                yield draft.record(at(topic.topic_id, index))
+                yield draft.record(partition_at(topic.topic_id, index))

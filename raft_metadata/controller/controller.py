@@ -43,7 +43,7 @@ from raft_metadata.controller.cluster_control import (
 from raft_metadata.controller.drain_control import DrainMoves
 from raft_metadata.controller.election_control import LeaderBalance, election_steps
 from raft_metadata.controller.feature_control import NO_VOTER_LEVELS, VoterLevels
-from raft_metadata.controller.partition_draft import at
+from raft_metadata.controller.partition_draft import partition_at
 from raft_metadata.controller.replication_control import (
     MinIsrHistory,
     concerned_topics,
@@ -195,7 +195,7 @@ class Controller:
                     defaults=self.config.defaults,
                     chance=self._chance(),
                     voter_levels=voter_levels,
-                    failed=self._damaged_replicas(image),
+                    damaged_replicas=self._damaged_replicas(image),
                 )
                 return decide_admin(image, command, context)
         return cast(tuple[Records, A], decision)
@@ -268,7 +268,9 @@ class Controller:
         self._drains.note(delta, image)
         for topic_id in concerned_topics(delta, image):
             count = len(image.topics[topic_id].partitions)
-            self._to_examine |= dict.fromkeys(at(topic_id, index) for index in range(count))
+            self._to_examine |= dict.fromkeys(
+                partition_at(topic_id, index) for index in range(count)
+            )
         if delta.changed_brokers:
             self._to_examine |= dict.fromkeys(_partitions_of(image, delta.changed_brokers.keys()))
         for topic_id, indexes in delta.changed_partitions.items():
@@ -348,9 +350,9 @@ class Controller:
 
     def _requeue_waiting(self, image: MetadataImage) -> None:
         """Examine again the partitions that waited for brokers with a new metadata offset."""
-        for broker_id, (heard, places) in tuple(self._waiting_for_broker.items()):
+        for broker_id, (offset, places) in tuple(self._waiting_for_broker.items()):
             broker = image.brokers.get(broker_id)
-            if broker is None or self._metadata_offset(broker) != heard:
+            if broker is None or self._metadata_offset(broker) != offset:
                 del self._waiting_for_broker[broker_id]
                 self._to_examine |= places
 
@@ -358,7 +360,7 @@ class Controller:
         """Return the changes that the next partitions owe; note those that wait for a broker."""
         if not self._to_examine:
             return ()
-        heard = {
+        offsets = {
             broker_id: self._metadata_offset(broker) for broker_id, broker in image.brokers.items()
         }
         found = decide_consequences(
@@ -366,12 +368,13 @@ class Controller:
             self._to_examine,
             defaults=self.config.defaults,
             changes_max=self.config.changes_per_batch_max,
-            heard=heard,
-            failed=self._damaged_replicas(image),
-            told=self._brokers_with_complete_report(image),
+            reported_offsets=offsets,
+            damaged_replicas=self._damaged_replicas(image),
+            complete_reporters=self._brokers_with_complete_report(image),
         )
         for where, broker_id in found.held:
-            self._waiting_for_broker.setdefault(broker_id, (heard[broker_id], {}))[1][where] = None
+            waiting = self._waiting_for_broker.setdefault(broker_id, (offsets[broker_id], {}))
+            waiting[1][where] = None
         # Partitions with a change stay until an image shows it: their batch may be rejected.
         owing = {(record.topic_id, record.partition) for record in found.records}
         for where in tuple(islice(self._to_examine, found.seen)):
@@ -381,10 +384,12 @@ class Controller:
 
     def _changes(self, image: MetadataImage) -> Iterator[Records]:
         """Yield changes of brokers' states, for when no partition owes a change to them."""
-        defaults, failed = self.config.defaults, self._damaged_replicas(image)
+        defaults, damaged = self.config.defaults, self._damaged_replicas(image)
         for broker_id, broker in image.brokers.items():
             if not broker.settled:
-                records = decide_settled(image, broker_id, defaults=defaults, failed=failed)
+                records = decide_settled(
+                    image, broker_id, defaults=defaults, damaged_replicas=damaged
+                )
                 if records:
                     yield records
             session = self.sessions.session(broker_id, broker.broker_epoch)
@@ -398,7 +403,7 @@ class Controller:
                     broker_id,
                     metadata_offset=session.metadata_offset,
                     defaults=defaults,
-                    failed=failed,
+                    damaged_replicas=damaged,
                 )
             if records:
                 yield records
@@ -420,14 +425,14 @@ class Controller:
         present = image.brokers.get(command.broker_id)
         if is_active or (present is not None and present.broker_epoch > command.broker_epoch):
             present = check_broker_epoch(image, command.broker_id, command.broker_epoch)
-        self.sessions.heard(
+        self.sessions.record_heartbeat(
             command.broker_id,
             command.broker_epoch,
             command.metadata_offset,
             now_ms,
             want_shutdown=command.want_shutdown,
         )
-        news = self.sessions.told(command)
+        news = self.sessions.record_damage(command)
         if is_active:
             self._to_examine |= dict.fromkeys(news.places)
             if news.is_report_complete:
@@ -519,7 +524,7 @@ def _partitions_of(image: MetadataImage, brokers: Set[BrokerId]) -> Iterator[Top
     for topic_id, topic in image.topics.items():
         for index, partition in enumerate(topic.partitions):
             if partition.leader in brokers or not partition.has_leader:
-                yield at(topic_id, index)
+                yield partition_at(topic_id, index)
             elif not brokers.isdisjoint(partition.replicas):
-                followed.append(at(topic_id, index))
+                followed.append(partition_at(topic_id, index))
     yield from followed

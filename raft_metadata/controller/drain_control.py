@@ -17,7 +17,7 @@ from itertools import chain, islice
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicId, TopicIdPartition
 from raft_metadata.controller.broker_views import Brokers
-from raft_metadata.controller.partition_draft import at
+from raft_metadata.controller.partition_draft import partition_at
 from raft_metadata.controller.reassignment_control import reassign
 from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
 from raft_metadata.image.metadata_delta import MetadataDelta
@@ -109,7 +109,7 @@ class DrainMoves:
                 self._loads.update(chain.from_iterable(replicas))
                 for index, partition in enumerate(topic.partitions):
                     if not self._emptied.isdisjoint(partition.replicas):
-                        self._sort(at(topic_id, index), partition)
+                        self._sort(partition_at(topic_id, index), partition)
 
     def note(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Update the state by a delta."""
@@ -140,7 +140,7 @@ class DrainMoves:
             elif known[index].replicas != partitions[index].replicas:
                 self._load((known[index],), -1)
                 self._load((partitions[index],), 1)
-            self._sort(at(topic_id, index), partitions[index])
+            self._sort(partition_at(topic_id, index), partitions[index])
 
     def _load(self, partitions: Iterable[PartitionRegistration], count: int) -> None:
         """Add ``count`` to the load of every replica's broker."""

@@ -42,7 +42,7 @@ from raft_metadata.controller.partition_change import (
     unclean_candidate,
     unsure_replicas,
 )
-from raft_metadata.controller.partition_draft import PartitionDraft, at
+from raft_metadata.controller.partition_draft import PartitionDraft, partition_at
 from raft_metadata.controller.topic_rules import (
     TopicDefaults,
     TopicRules,
@@ -111,7 +111,7 @@ def decide_elect_leaders(
     command: ElectLeaders,
     *,
     defaults: TopicDefaults,
-    failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
+    damaged_replicas: DamagedReplicas = NO_DAMAGED_REPLICAS,
 ) -> tuple[tuple[PartitionChangeRecord, ...], LeadersElected]:
     """Decide one part of an election, partition by partition; a failure affects no other."""
     records: list[PartitionChangeRecord] = []
@@ -129,7 +129,7 @@ def decide_elect_leaders(
             )
             continue
         draft = PartitionDraft.of(partition)
-        damaged = failed.get(at(topic.topic_id, place.partition), NO_DAMAGE)
+        damaged = damaged_replicas.get(partition_at(topic.topic_id, place.partition), NO_DAMAGE)
         if command.election is Election.PREFERRED:
             refusal = _elect_preferred(image.brokers, draft, damaged)
         else:
@@ -171,7 +171,7 @@ def _record(
 ) -> PartitionChangeRecord:
     rules = TopicRules(image, topic, defaults)
     draft.keep_eligible(rules.min_isr(draft.replication_factor))
-    return draft.record(at(topic.topic_id, partition_id))
+    return draft.record(partition_at(topic.topic_id, partition_id))
 
 
 def _failed_result(place: PartitionPlace, code: ErrorCode, message: str) -> ElectionResult:
@@ -278,7 +278,7 @@ class LeaderBalance:
         for topic_id, topic in image.topics.items():
             for index, partition in enumerate(topic.partitions):
                 if partition.leader != partition.target[0]:
-                    self._put(at(topic_id, index), partition)
+                    self._put(partition_at(topic_id, index), partition)
 
     def note(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> None:
         """Update the state by a delta. Deleted partitions are dropped when they are examined."""
@@ -303,9 +303,9 @@ class LeaderBalance:
             partition = partitions[index]
             if index < len(known) and self._led_by_others:
                 preferred = known[index].target[0]
-                self._led_by_others.get(preferred, {}).pop(at(topic_id, index), None)
+                self._led_by_others.get(preferred, {}).pop(partition_at(topic_id, index), None)
             if partition.leader != partition.target[0]:
-                self._put(at(topic_id, index), partition)
+                self._put(partition_at(topic_id, index), partition)
 
     def _put(self, where: TopicIdPartition, partition: PartitionRegistration) -> None:
         self._led_by_others.setdefault(partition.target[0], {})[where] = None
@@ -317,12 +317,12 @@ class LeaderBalance:
         image: MetadataImage,
         now_ms: int,
         defaults: TopicDefaults,
-        failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
+        damaged_replicas: DamagedReplicas = NO_DAMAGED_REPLICAS,
     ) -> tuple[PartitionChangeRecord, ...]:
         """Return the leaderships that move now; none before the next check is due.
 
         Leaderships move only to brokers that are alive, in sync, not drained, and unfenced long
-        enough; never of a partition that is being reassigned or has a damaged replica (``failed``).
+        enough; never of a partition that is being reassigned or has a damaged replica.
         """
         interval_ms = cluster_number(image, LEADER_IMBALANCE_CHECK_INTERVAL_MS)
         if not self._led_by_others or now_ms - self._checked_ms < interval_ms:
@@ -336,7 +336,7 @@ class LeaderBalance:
             may_lead = may_lead and not is_drained(image.brokers, broker_id)
             stays_ms = now_ms - self._unfenced_ms.get(broker_id, now_ms)
             if may_lead and stays_ms >= self.returned_ms:
-                self._add_moves(image, away, records, defaults, failed)
+                self._add_moves(image, away, records, defaults, damaged_replicas)
         return tuple(records)
 
     def _add_moves(
@@ -345,7 +345,7 @@ class LeaderBalance:
         away: dict[TopicIdPartition, None],
         records: list[PartitionChangeRecord],
         defaults: TopicDefaults,
-        failed: DamagedReplicas,
+        damaged_replicas: DamagedReplicas,
     ) -> None:
         """Add the possible moves to one broker to ``records``."""
         for where in tuple(away)[:EXAMINED_MAX]:
@@ -356,7 +356,11 @@ class LeaderBalance:
             if partition is None:
                 continue
             away[where] = None  # to the end of the queue, until an image shows its return
-            if partition.has_leader and not partition.is_reassigning and where not in failed:
+            if (
+                partition.has_leader
+                and not partition.is_reassigning
+                and where not in damaged_replicas
+            ):
                 topic = image.topics[where.topic_id]
                 record = preferred_leader_record(image, topic, where.partition, partition, defaults)
                 if record is not None:

@@ -59,7 +59,7 @@ NO_DAMAGE: DamageByBroker = MappingProxyType({})
 
 def damaged_replicas(views: BrokerViews, where: TopicIdPartition) -> DamageByBroker:
     """Return the reported damaged replicas of this partition."""
-    return views.failed.get(where, NO_DAMAGE)
+    return views.damaged_replicas.get(where, NO_DAMAGE)
 
 
 def current_reports(damaged: DamageByBroker, partition: PartitionRegistration) -> DamageByBroker:
@@ -126,9 +126,9 @@ def has_log_of_epoch(
     replicas: Collection[BrokerId],
 ) -> bool:
     """Return True if the log of any of these replicas took part in the present leader epoch."""
-    said = views.failed.get(where, NO_DAMAGE)
+    reports = views.damaged_replicas.get(where, NO_DAMAGE)
     return any(
-        replica in said and said[replica].leader_epoch >= partition.leader_epoch
+        replica in reports and reports[replica].leader_epoch >= partition.leader_epoch
         for replica in replicas
     )
 
@@ -143,19 +143,19 @@ def _removable_replicas(
 
     All of them if a healthy replica can take over at once; else those that can't serve anything.
     """
-    reported = views.failed.get(where)
-    said = current_reports(reported, partition) if reported else NO_DAMAGE
-    if not said:
+    reported = views.damaged_replicas.get(where)
+    reports = current_reports(reported, partition) if reported else NO_DAMAGE
+    if not reports:
         return NO_BROKERS
     counting = {*partition.isr, *partition.elr, partition.leader}
     concerned = frozenset(
         replica
-        for replica, failed in said.items()
+        for replica, failed in reports.items()
         if replica in partition.replicas
         and (replica in counting or failed.leader_epoch >= partition.leader_epoch)
     )
-    unable = frozenset(replica for replica in concerned if not said[replica].can_lead)
-    leader = said.get(partition.leader)
+    unable = frozenset(replica for replica in concerned if not reports[replica].can_lead)
+    leader = reports.get(partition.leader)
     if leader is not None and leader.can_lead:
         return unable
     sound = _healthy_replicas(views, where, partition, lost)
@@ -170,11 +170,13 @@ def _healthy_replicas(
     lost: Collection[BrokerId],
 ) -> list[BrokerId]:
     """Return the members of ISR and ELR that are known not to be damaged."""
-    said = views.failed.get(where, NO_DAMAGE)
+    reports = views.damaged_replicas.get(where, NO_DAMAGE)
     return [
         replica
         for replica in (*partition.isr, *partition.elr)
-        if replica not in said and replica not in lost and has_complete_report(views.told, replica)
+        if replica not in reports
+        and replica not in lost
+        and has_complete_report(views.complete_reporters, replica)
     ]
 
 
@@ -191,7 +193,7 @@ def _unaware_replicas(
     stay true. Their successor may die before they have applied its election: then the next leader
     has to wait for them.
     """
-    said = views.failed.get(where, NO_DAMAGE)
+    reports = views.damaged_replicas.get(where, NO_DAMAGE)
     sound = _healthy_replicas(views, where, partition, lost)
     if not any(_may_commit(views.brokers, partition, replica) for replica in sound):
         return NO_BROKERS
@@ -199,9 +201,9 @@ def _unaware_replicas(
         replica
         for replica in leaving
         if replica in partition.isr
-        and said[replica].can_lead
+        and reports[replica].can_lead
         and is_electable(views.brokers, replica)
-        and views.heard.get(replica, MetadataOffset(0)) <= partition.leader_epoch_offset
+        and views.reported_offsets.get(replica, MetadataOffset(0)) <= partition.leader_epoch_offset
     )
 
 
@@ -223,7 +225,7 @@ def heal(
     views: BrokerViews, where: TopicIdPartition, partition: PartitionRegistration, rules: TopicRules
 ) -> PartitionChangeRecord | None:
     """Return the change that this partition owes to the present state of the brokers, or None."""
-    if where not in views.failed and _is_plainly_well(views, partition, rules):
+    if where not in views.damaged_replicas and _is_plainly_well(views, partition, rules):
         return None
     brokers = views.brokers
     draft = PartitionDraft.of(partition)

@@ -210,6 +210,6 @@ def next_elr(
     )
 
 
-def at(topic_id: TopicId, index: int) -> TopicIdPartition:
+def partition_at(topic_id: TopicId, index: int) -> TopicIdPartition:
     """Return the partition of a topic with this index."""
     return TopicIdPartition(topic_id, PartitionId(index))

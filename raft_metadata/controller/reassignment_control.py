@@ -18,7 +18,7 @@ from raft_metadata.controller.broker_views import (
     has_complete_report,
     is_electable,
 )
-from raft_metadata.controller.partition_draft import NO_BROKERS, PartitionDraft, at
+from raft_metadata.controller.partition_draft import NO_BROKERS, PartitionDraft, partition_at
 from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
 from raft_metadata.records.commands import AlterAnswer, AlterReassignments, Reassignment
@@ -82,7 +82,7 @@ def _decide_one(
     rules = TopicRules(image, topic, defaults)
     if change.replicas is not None:
         _check_target(image, name, partition, target, rules)
-    where = at(topic.topic_id, change.partition)
+    where = partition_at(topic.topic_id, change.partition)
     return reassign(image, where, name, partition, target, rules)
 
 
@@ -215,7 +215,7 @@ def complete_reassignment(
     sound = [
         replica
         for replica in draft.isr
-        if replica not in damaged and has_complete_report(views.told, replica)
+        if replica not in damaged and has_complete_report(views.complete_reporters, replica)
     ]
     if not all(replica in sound for replica in coming):
         return
@@ -248,7 +248,7 @@ def unaware_removed_replicas(
         replica
         for replica in partition.removing
         if is_electable(views.brokers, replica)
-        and views.heard.get(replica, MetadataOffset(0)) <= partition.leader_epoch_offset
+        and views.reported_offsets.get(replica, MetadataOffset(0)) <= partition.leader_epoch_offset
     )
 
 

@@ -34,7 +34,7 @@ from raft_metadata.controller.broker_views import (
 )
 from raft_metadata.controller.cluster_control import check_broker_epoch
 from raft_metadata.controller.partition_change import heal, unaware_damaged_replicas
-from raft_metadata.controller.partition_draft import PartitionDraft, at
+from raft_metadata.controller.partition_draft import PartitionDraft, partition_at
 from raft_metadata.controller.reassignment_control import unaware_removed_replicas
 from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
 from raft_metadata.image.metadata_delta import MetadataDelta
@@ -91,7 +91,7 @@ def decide_alter_partition(
         message = f"leader {sender.broker_id} has not applied yet that min ISR is {min_isr}"
         raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, message)
     draft.keep_eligible(min_isr)
-    record = draft.record(at(command.topic_id, command.partition))
+    record = draft.record(partition_at(command.topic_id, command.partition))
     answer = PartitionAltered(
         leader_epoch=LeaderEpoch(partition.leader_epoch),
         partition_epoch=PartitionEpoch(record.partition_epoch),
@@ -282,16 +282,16 @@ def decide_consequences(
     *,
     defaults: TopicDefaults,
     changes_max: int,
-    heard: ReportedOffsets = NO_REPORTED_OFFSETS,
-    failed: DamagedReplicas = NO_DAMAGED_REPLICAS,
-    told: CompleteReporters = None,
+    reported_offsets: ReportedOffsets = NO_REPORTED_OFFSETS,
+    damaged_replicas: DamagedReplicas = NO_DAMAGED_REPLICAS,
+    complete_reporters: CompleteReporters = None,
 ) -> Consequences:
     """Return the changes that these partitions owe to the present state of the brokers (rule M4).
 
     At most ``changes_max`` records: continue after the partitions examined, with the image that the
     records lead to. A deleted partition owes nothing.
     """
-    views = BrokerViews.of(image.brokers, heard, failed, told)
+    views = BrokerViews.of(image.brokers, reported_offsets, damaged_replicas, complete_reporters)
     all_rules: dict[TopicId, TopicRules] = {}
     records: list[PartitionChangeRecord] = []
     held: list[tuple[TopicIdPartition, BrokerId]] = []
@@ -310,7 +310,7 @@ def decide_consequences(
             records.append(record)
             if len(records) == changes_max:
                 break
-        elif partition.removing or where in failed:
+        elif partition.removing or where in damaged_replicas:
             waited_for = {
                 *unaware_removed_replicas(views, partition),
                 *unaware_damaged_replicas(views, where, partition),

@@ -29,6 +29,7 @@ from raft_metadata.image.metadata_delta import (
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.snapshot import image_from_records, image_records
 from raft_metadata.records.commands import MetadataBatch
+from raft_metadata.records.quorum_view import StateHash
 from raft_metadata.records.records import MetadataRecord
 from raft_metadata.records.serde import decode_batch, encode_batch, encode_record
 
@@ -37,16 +38,6 @@ REMEMBERED_BATCHES_MAX = 4_096
 """Accepted batches whose hash is kept: some minutes of a busy cluster, half a megabyte."""
 
 _START = bytes(HASH_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class HashAt:
-    """The hash of the state after entry ``index`` of the Raft log."""
-
-    index: int
-    next_offset: MetadataOffset
-    value: str
-    """Hexadecimal."""
 
 
 class HashChain:
@@ -58,24 +49,24 @@ class HashChain:
             [(0, MetadataOffset(0), _START)], maxlen=remembered_max
         )
 
-    def accepted(self, index: int, batch: MetadataBatch, next_offset: MetadataOffset) -> None:
+    def extend(self, index: int, batch: MetadataBatch, next_offset: MetadataOffset) -> None:
         """Extend the chain by an accepted batch; ``batch.encoded`` is the same on every node."""
         self.value = blake2b(self.value + batch.encoded, digest_size=HASH_BYTES).digest()
         self._remembered.append((index, next_offset, self.value))
 
-    def replaced(self, index: int, next_offset: MetadataOffset, value: bytes) -> None:
+    def reset(self, index: int, next_offset: MetadataOffset, value: bytes) -> None:
         """Continue from a snapshot's chain and forget the earlier hashes."""
         self.value = value
         self._remembered.clear()
         self._remembered.append((index, next_offset, value))
 
-    def at(self, index: int) -> HashAt | None:
+    def at(self, index: int) -> StateHash | None:
         """Return the hash after the applied entry ``index``, or None if it is no longer kept."""
         place = bisect_right(self._remembered, index, key=lambda row: row[0])
         if place == 0:
             return None
         _, next_offset, value = self._remembered[place - 1]
-        return HashAt(index, next_offset, value.hex())
+        return StateHash(index=index, next_offset=next_offset, value=value.hex())
 
 
 def image_hash(image: MetadataImage) -> str:
@@ -113,7 +104,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class CapturedState:
     """A state to write a snapshot of; immutable, so that a thread may read it."""
 
     image: MetadataImage
@@ -171,19 +162,19 @@ class MetadataStateMachine:
         delta = MetadataDelta(self.image)
         next_offset = MetadataOffset(base + delta.replay_all(batch.records, base))
         self._remember(batch)
-        self.hashes.accepted(index, batch, next_offset)
+        self.hashes.extend(index, batch, next_offset)
         self._replace_image(delta, delta.apply(next_offset, ControllerEpoch(term)))
         return Accepted(base, next_offset)
 
-    def freeze(self) -> Frozen:
+    def capture(self) -> CapturedState:
         """Return the present state, for `chunks`."""
-        return Frozen(self.image, self.index, self.term, self.hashes.value)
+        return CapturedState(self.image, self.index, self.term, self.hashes.value)
 
-    def chunks(self, frozen: object) -> Iterator[bytes]:
-        """Yield a frozen state as pieces of JSON; may be called on any thread."""
-        assert isinstance(frozen, Frozen), frozen
-        image = frozen.image
-        chain = frozen.chain.hex()
+    def chunks(self, captured: object) -> Iterator[bytes]:
+        """Yield a captured state as pieces of JSON; may be called on any thread."""
+        assert isinstance(captured, CapturedState), captured
+        image = captured.image
+        chain = captured.chain.hex()
         yield orjson.dumps(
             {"next_offset": image.next_offset, "epoch": image.epoch, "state_hash": chain}
         )
@@ -191,7 +182,7 @@ class MetadataStateMachine:
         while chunk := tuple(islice(records, SNAPSHOT_CHUNK_RECORDS)):
             yield encode_batch(image.next_offset, image.epoch, chunk)
 
-    def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
+    def restore(self, chunks: Sequence[bytes], index: int, term: int) -> None:
         """Replace the state by that of a snapshot.
 
         Raises if the snapshot can't be read or is older than the state.
@@ -205,7 +196,7 @@ class MetadataStateMachine:
         )
         assert image.next_offset >= self.image.next_offset, "a snapshot never goes back"
         self.index, self.term = index, term
-        self.hashes.replaced(index, image.next_offset, bytes.fromhex(head["state_hash"]))
+        self.hashes.reset(index, image.next_offset, bytes.fromhex(head["state_hash"]))
         # Batches before the snapshot would leave a gap in the history.
         self._history.clear()
         self._history_bytes = 0

@@ -311,7 +311,7 @@ class ActiveController(MetadataPublisher):
             self._completion_deadline_ms = None
             self._feed.announce()
         registered = self._machine.image.brokers.values()
-        self._core.sessions.expect(
+        self._core.sessions.expect_brokers(
             ((broker.broker_id, broker.broker_epoch) for broker in registered), now_ms
         )
         self._core.sessions.judge(now_ms)

@@ -192,10 +192,7 @@ class ControllerView:
         if index > raft.applied_index:
             message = f"entry {index} is not applied here yet, the last one is {raft.applied_index}"
             raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-        found = self._machine.hashes.at(index)
-        if found is None:
-            return None
-        return StateHash(index=found.index, next_offset=found.next_offset, value=found.value)
+        return self._machine.hashes.at(index)
 
     async def image_hash(self) -> tuple[int, str]:
         """Return (next offset, hash of the image there).

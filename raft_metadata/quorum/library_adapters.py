@@ -157,7 +157,7 @@ class SnapshotAdapter:
         self._first_kept = id_
         try:
             self._store.begin(previous, last)
-        except Exception as error:  # noqa: BLE001 freeze() is ours and total
+        except Exception as error:  # noqa: BLE001 capture() is ours and total
             self._faults.fatal("snapshot begin failed", error)
 
     def deserialize(self) -> tuple[None, Entry, Entry, tuple[()]]:

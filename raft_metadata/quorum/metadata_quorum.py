@@ -134,16 +134,16 @@ class StateMachine(Protocol):
         """
         ...
 
-    def freeze(self) -> object:
+    def capture(self) -> object:
         """Return an immutable reference to the present state, for a snapshot; must be cheap."""
         ...
 
-    def chunks(self, frozen: object) -> Iterator[bytes]:
-        """Return a frozen state as chunks of bytes, each under 4 GiB; called on another thread."""
+    def chunks(self, captured: object) -> Iterator[bytes]:
+        """Return a captured state as chunks of bytes, each under 4 GiB; called on any thread."""
         ...
 
-    def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
-        """Replace the whole state by one that was frozen after applying (index, term)."""
+    def restore(self, chunks: Sequence[bytes], index: int, term: int) -> None:
+        """Replace the whole state by one that was captured after applying (index, term)."""
         ...
 
 

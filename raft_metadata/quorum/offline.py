@@ -77,7 +77,7 @@ def read_offline_log(
         if header.cluster_id != meta.cluster_id:
             msg = f"snapshot of cluster {header.cluster_id} file={snapshot_path}"
             raise CorruptionError(msg)
-        machine.thaw(chunks, index, header.last[2])
+        machine.restore(chunks, index, header.last[2])
     entries: Sequence[Entry] = ()
     torn = 0
     if journal is not None:

@@ -42,15 +42,15 @@ _log = logging.getLogger("raft_metadata.quorum")
 class Snapshotted(Protocol):
     """The part of the state machine that snapshots need; see `metadata_quorum.StateMachine`."""
 
-    def freeze(self) -> object:
+    def capture(self) -> object:
         """Return an immutable reference to the present state; must be cheap."""
         ...
 
-    def chunks(self, frozen: object) -> Iterator[bytes]:
-        """Return the frozen state as bytes; called on another thread."""
+    def chunks(self, captured: object) -> Iterator[bytes]:
+        """Return the captured state as bytes; called on another thread."""
         ...
 
-    def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
+    def restore(self, chunks: Sequence[bytes], index: int, term: int) -> None:
         """Replace the whole state."""
         ...
 
@@ -91,7 +91,7 @@ def start_thread(write: Callable[[], None]) -> threading.Thread:
 class SnapshotStore:
     """The snapshot file of one voter. Owned by the loop; `_write` alone runs on its own thread.
 
-    The hand-over points are `freeze()` (an immutable reference) and `_state` under `_lock`.
+    The hand-over points are `capture()` (an immutable reference) and `_state` under `_lock`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class SnapshotStore:
 
     def _thaw(self, data: bytes) -> SnapshotHeader:
         header, chunks = self._parse(data)
-        self._machine.thaw(chunks, header.last[1], header.last[2])
+        self._machine.restore(chunks, header.last[1], header.last[2])
         self.index = header.last[1]
         return header
 
@@ -153,18 +153,18 @@ class SnapshotStore:
 
     def begin(self, previous: Entry, last: Entry) -> None:
         """Freeze the state, which has applied exactly up to `last`, and write it on a thread."""
-        frozen = self._machine.freeze()
+        captured = self._machine.capture()
         header = SnapshotHeader(self._cluster_id, previous, last)
         with self._lock:
             self._generation += 1
             generation = self._generation
             self._state = SnapshotState.WRITING
-        self._thread = self._run(lambda: self._write(generation, header, frozen))
+        self._thread = self._run(lambda: self._write(generation, header, captured))
 
-    def _write(self, generation: int, header: SnapshotHeader, frozen: object) -> None:
+    def _write(self, generation: int, header: SnapshotHeader, captured: object) -> None:
         path = self._path.with_name(f"{SNAPSHOT_FILE}.{generation}")
         try:
-            frames = frame(msgspec.json.encode(header), self._machine.chunks(frozen))
+            frames = frame(msgspec.json.encode(header), self._machine.chunks(captured))
             replace_file(self._files, path, frames)  # the slow part, outside the lock
         except Exception as error:  # noqa: BLE001 no space, say: the journal still holds all
             _log.warning("snapshot failed file=%s error=%r", path, error)

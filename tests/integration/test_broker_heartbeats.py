@@ -114,11 +114,11 @@ class JudgingController:
     def heartbeat(self, command: BrokerHeartbeat) -> HeartbeatAnswer:
         self.beats += 1
         self.shutdowns_asked += command.want_shutdown
-        self.tracker.heard(
+        self.tracker.record_heartbeat(
             command.broker_id, command.broker_epoch, command.metadata_offset,
             self.clock.monotonic_ms(), want_shutdown=command.want_shutdown,
         )  # fmt: skip
-        self.tracker.told(command)
+        self.tracker.record_damage(command)
         return self.answer
 
     def session_opened(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:

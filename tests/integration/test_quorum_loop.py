@@ -346,9 +346,9 @@ async def test_stopping_waits_for_the_snapshot_thread(tmp_path: Path) -> None:
     go_on = threading.Event()
     chunks = voter.machine.chunks
 
-    def slow(frozen: object) -> Any:
+    def slow(captured: object) -> Any:
         go_on.wait(5)
-        return chunks(frozen)
+        return chunks(captured)
 
     voter.machine.chunks = slow  # type: ignore[method-assign]
     await asyncio.gather(*(leader.quorum.submit(b"x", leader.quorum.term) for _ in range(600)))

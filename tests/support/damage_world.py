@@ -206,7 +206,7 @@ class DamageWorld(World):
             call()
         registered = [(each.broker_id, each.broker_epoch) for each in self.image.brokers.values()]
         for core in self.cores:
-            core.sessions.expect(registered, self.now_ms)
+            core.sessions.expect_brokers(registered, self.now_ms)
             core.sessions.judge(self.now_ms)
         for _ in range(self.rng.choice((1, 3, 10))):
             if not self.decide_one():

@@ -108,9 +108,9 @@ class WatchedMachine(MetadataStateMachine):
         self._witness.applied(self._life, index, term, payload, before)
         return result
 
-    def thaw(self, chunks: Any, index: int, term: int) -> None:
-        super().thaw(chunks, index, term)
-        self._witness.thawed(self._life, index, self.image)
+    def restore(self, chunks: Any, index: int, term: int) -> None:
+        super().restore(chunks, index, term)
+        self._witness.restored(self._life, index, self.image)
 
 
 class WatchedQuorum(MetadataQuorum):

@@ -290,7 +290,7 @@ class Witness(ImagesWitness):
         at = bisect_right(self.indexes, index) - 1
         return self.images[self.offsets[at]]
 
-    def thawed(self, life: ControllerLife, index: int, image: MetadataImage) -> None:
+    def restored(self, life: ControllerLife, index: int, image: MetadataImage) -> None:
         replayed = self.image_at_index(index)
         invariant.r11_snapshot_and_suffix_equal_replay(self.tally, life.node_id, image, replayed)
         self.counts["snapshots installed"] += 1
@@ -401,7 +401,7 @@ class Witness(ImagesWitness):
             _, *chunks = unframe(life.world.raft.disk.read(path))
             header = snapshot_header(life.world.raft.disk.read(path))
             reached = header.last[1]
-            machine.thaw(chunks, reached, header.last[2])
+            machine.restore(chunks, reached, header.last[2])
         for command, index, term in life.raft.journal.entries:
             if reached < index <= life.raft.applied_index and command[0] == REGULAR:
                 machine.apply(index, term, command[1:])

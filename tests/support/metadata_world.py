@@ -259,7 +259,7 @@ class World:
     def judge(self) -> None:
         """The judge runs at the present time."""
         brokers = self.image.brokers.values()
-        self.core.sessions.expect(
+        self.core.sessions.expect_brokers(
             ((broker.broker_id, broker.broker_epoch) for broker in brokers), self.now_ms
         )
         self.core.sessions.judge(self.now_ms)

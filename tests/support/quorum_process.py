@@ -54,15 +54,15 @@ class PayloadList:
         self.payloads.append(payload.decode())
         return len(self.payloads)
 
-    def freeze(self) -> object:
+    def capture(self) -> object:
         return tuple(self.payloads)
 
-    def chunks(self, frozen: object) -> Iterator[bytes]:
-        assert isinstance(frozen, tuple)
-        for start in range(0, len(frozen), 1000):
-            yield json.dumps(frozen[start : start + 1000]).encode()
+    def chunks(self, captured: object) -> Iterator[bytes]:
+        assert isinstance(captured, tuple)
+        for start in range(0, len(captured), 1000):
+            yield json.dumps(captured[start : start + 1000]).encode()
 
-    def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
+    def restore(self, chunks: Sequence[bytes], index: int, term: int) -> None:
         self.payloads = [payload for chunk in chunks for payload in json.loads(chunk)]
 
 

@@ -89,14 +89,14 @@ class Machine:
         self.applied.append((index, term, payload))
         return len(self.applied)
 
-    def freeze(self) -> object:
+    def capture(self) -> object:
         return tuple(self.applied)
 
-    def chunks(self, frozen: object) -> Iterator[bytes]:
+    def chunks(self, captured: object) -> Iterator[bytes]:
         yield b"state"
-        yield msgspec.json.encode(frozen)
+        yield msgspec.json.encode(captured)
 
-    def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
+    def restore(self, chunks: Sequence[bytes], index: int, term: int) -> None:
         assert chunks[0] == b"state"
         decoded = msgspec.json.decode(chunks[1], type=list[tuple[int, int, bytes]])
         assert not decoded or decoded[-1][0] <= index

@@ -197,7 +197,7 @@ class Controller:
                     b,
                     metadata_offset=command.metadata_offset,
                     defaults=DEFAULTS,
-                    failed=self.failed(),
+                    damaged_replicas=self.failed(),
                 )
             )
         )
@@ -260,9 +260,9 @@ class Controller:
             [HERE],
             defaults=DEFAULTS,
             changes_max=1,
-            heard=self.heard(),
-            failed=self.failed(),
-            told=self.minds[self.active]._brokers_with_complete_report(self.image),
+            reported_offsets=self.heard(),
+            damaged_replicas=self.failed(),
+            complete_reporters=self.minds[self.active]._brokers_with_complete_report(self.image),
         )
         before = self.partition
         self.commit(list(found.records))
@@ -272,7 +272,7 @@ class Controller:
     def record_settled(self, b: BrokerId) -> None:
         """Rule R6: the mark of damage goes once the registration that reported it is settled."""
         failed = self.failed()
-        records = list(decide_settled(self.image, b, defaults=DEFAULTS, failed=failed))
+        records = list(decide_settled(self.image, b, defaults=DEFAULTS, damaged_replicas=failed))
         self.commit(records)
         if records and self.image.brokers[b].unclean_partitions:
             self.world.brokers[b].store.recorded()

@@ -31,7 +31,7 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicName,
 )
-from raft_metadata.image.metadata_state_machine import Frozen, MetadataStateMachine
+from raft_metadata.image.metadata_state_machine import CapturedState, MetadataStateMachine
 from raft_metadata.image.snapshot import image_records
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.records.records import MetadataRecord, PartitionRecord, TopicRecord
@@ -46,10 +46,10 @@ _BROKERS = tuple(BrokerId(number) for number in range(1, 7))
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenWithMarks:
+class CapturedWithMarks:
     """A state to write a snapshot of."""
 
-    state: Frozen
+    state: CapturedState
     marks: list[str]
     count: int
     """Marks behind the first ``count`` came later."""
@@ -71,25 +71,25 @@ class MarkedStateMachine(MetadataStateMachine):
         return len(self.marks)
 
     @override
-    def freeze(self) -> Any:
+    def capture(self) -> Any:
         # The list only grows, so that its beginning is as good as a copy.
-        return FrozenWithMarks(super().freeze(), self.marks, len(self.marks))
+        return CapturedWithMarks(super().capture(), self.marks, len(self.marks))
 
     @override
-    def chunks(self, frozen: object) -> Iterator[bytes]:
-        assert isinstance(frozen, FrozenWithMarks)
-        marks = islice(frozen.marks, frozen.count)
-        pieces = range(0, frozen.count, MARKS_PER_CHUNK)
+    def chunks(self, captured: object) -> Iterator[bytes]:
+        assert isinstance(captured, CapturedWithMarks)
+        marks = islice(captured.marks, captured.count)
+        pieces = range(0, captured.count, MARKS_PER_CHUNK)
         yield json.dumps(len(pieces)).encode()
         for _ in pieces:
             yield json.dumps(list(islice(marks, MARKS_PER_CHUNK))).encode()
-        yield from super().chunks(frozen.state)
+        yield from super().chunks(captured.state)
 
     @override
-    def thaw(self, chunks: Sequence[bytes], index: int, term: int) -> None:
+    def restore(self, chunks: Sequence[bytes], index: int, term: int) -> None:
         pieces = json.loads(chunks[0])
         self.marks = [mark for chunk in chunks[1 : pieces + 1] for mark in json.loads(chunk)]
-        super().thaw(chunks[pieces + 1 :], index, term)
+        super().restore(chunks[pieces + 1 :], index, term)
 
     def digest(self) -> dict[str, object]:
         """What two voters with the same state say alike."""

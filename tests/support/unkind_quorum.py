@@ -204,8 +204,8 @@ class UnkindRaft:
         if source.applied_index <= voter.applied_index or voter is self.leader:
             return
         self.notice(voter)
-        chunks = list(source.machine.chunks(source.machine.freeze()))
-        voter.machine.thaw(chunks, source.machine.index, source.machine.term)
+        chunks = list(source.machine.chunks(source.machine.capture()))
+        voter.machine.restore(chunks, source.machine.index, source.machine.term)
         voter.applied_index = source.applied_index
         voter.controller.on_applied()
 

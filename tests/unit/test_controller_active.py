@@ -608,8 +608,8 @@ async def test_a_stop_answers_whoever_waits() -> None:
 async def test_what_is_too_old_is_sent_a_snapshot() -> None:
     cluster = await Cluster().start()
     empty = Cluster()
-    empty.raft.voters[0].machine.thaw(
-        list(cluster.lead.machine.chunks(cluster.lead.machine.freeze())), 9, 1
+    empty.raft.voters[0].machine.restore(
+        list(cluster.lead.machine.chunks(cluster.lead.machine.capture())), 9, 1
     )
     answer = await fetch(empty.raft.voters[0], 0)
     assert answer.batches == ()

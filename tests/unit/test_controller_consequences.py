@@ -51,15 +51,15 @@ def test_rule_g3_a_new_controller_fences_nobody_whose_proof_may_be_younger_than_
     sessions, now_ms = core.sessions, 0
     for _ in range(40):
         now_ms += 50
-        sessions.heard(ME, BrokerEpoch(1), image.next_offset, now_ms)
-        sessions.expect([(OTHER, BrokerEpoch(2))], now_ms)
+        sessions.record_heartbeat(ME, BrokerEpoch(1), image.next_offset, now_ms)
+        sessions.expect_brokers([(OTHER, BrokerEpoch(2))], now_ms)
         sessions.judge(now_ms)
     assert sessions.has_expired(OTHER, BrokerEpoch(2))
     core.activate(image)
     for _ in range(0, config.broker_disconnect_grace_ms, 50):
         assert core.next_proposed_batch(image, bulk_allowed=True) is None
         now_ms += 50
-        sessions.heard(ME, BrokerEpoch(1), image.next_offset, now_ms)
+        sessions.record_heartbeat(ME, BrokerEpoch(1), image.next_offset, now_ms)
         sessions.judge(now_ms)
     wish = core.next_proposed_batch(image, bulk_allowed=True)
     assert wish is not None

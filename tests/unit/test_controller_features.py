@@ -13,7 +13,7 @@ from raft_metadata.common.ids import MetadataOffset, NodeId
 from raft_metadata.controller.feature_control import VoterLevels
 from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage
-from raft_metadata.image.metadata_state_machine import Accepted, Frozen, MetadataStateMachine
+from raft_metadata.image.metadata_state_machine import Accepted, CapturedState, MetadataStateMachine
 from raft_metadata.records.commands import (
     AlterAcls,
     DrainBroker,
@@ -220,9 +220,9 @@ def test_a_log_of_a_newer_version_says_to_start_that_one() -> None:
 def test_a_snapshot_of_a_newer_version_says_to_start_that_one() -> None:
     chunk = b'{"base_offset":5,"epoch":1,"time_ms":0,"records":[%b,%b]}' % (FUTURE, UNHEARD)
     machine = MetadataStateMachine()
-    [head, *_] = machine.chunks(Frozen(MetadataImage(), 0, 0, b""))
+    [head, *_] = machine.chunks(CapturedState(MetadataImage(), 0, 0, b""))
     with pytest.raises(NewerVersionError):
-        machine.thaw([head, chunk], 5, 1)
+        machine.restore([head, chunk], 5, 1)
     answer = b'{"next_offset":5,"epoch":1,"records":[%b,%b]}' % (FUTURE, UNHEARD)
     with pytest.raises(NewerVersionError):
         from_json(answer, MetadataSnapshot)

@@ -24,7 +24,7 @@ class Judge:
         )
 
     def hear(self, epoch: BrokerEpoch = E) -> None:
-        self.tracker.heard(B, epoch, MetadataOffset(0), self.now_ms)
+        self.tracker.record_heartbeat(B, epoch, MetadataOffset(0), self.now_ms)
 
     def run(self, ms: int, *, heartbeats: bool = False) -> None:
         for _ in range(0, ms, TICK_MS):
@@ -130,7 +130,7 @@ def test_rule_m7_standbys_keep_ages_so_that_a_new_judge_need_not_wait() -> None:
 def test_rule_m7_who_was_never_heard_ages_from_its_first_mention() -> None:
     judge = Judge()
     for _ in range(2 * SESSION_MS // TICK_MS):
-        judge.tracker.expect([(B, E)], judge.now_ms)
+        judge.tracker.expect_brokers([(B, E)], judge.now_ms)
         judge.run(TICK_MS)
     assert judge.has_expired
     assert judge.tracker.session(B, E) is None
@@ -180,6 +180,6 @@ def test_a_new_registration_begins_a_new_session() -> None:
     judge.tracker.connection_opened(B, E, judge.now_ms)
     judge.run(2 * SESSION_MS)
     new = BrokerEpoch(E + 1)
-    judge.tracker.expect([(B, new)], judge.now_ms)
+    judge.tracker.expect_brokers([(B, new)], judge.now_ms)
     assert judge.tracker.is_valid(B, new)
     assert not judge.tracker.has_expired(B, E)

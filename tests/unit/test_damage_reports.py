@@ -153,7 +153,7 @@ def test_an_election_right_after_a_take_over_passes_by_who_was_damaged_a_moment_
     world.core.activate(world.image)
     world.alter((B1, B2, B3), number=2)  # whatever it was: the report is of the past
     world.alive.pop(B1)
-    core.sessions.expect([(B1, world.image.brokers[B1].broker_epoch)], world.now_ms)
+    core.sessions.expect_brokers([(B1, world.image.brokers[B1].broker_epoch)], world.now_ms)
     for _ in range(40):
         world.now_ms += 50
         hears(world, core, B3)

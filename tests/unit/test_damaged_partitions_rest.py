@@ -166,7 +166,9 @@ def test_rule_m4_whatever_is_damaged_a_partition_comes_to_rest_and_owes_nothing(
         where = f"seed {seed}: {before} {damaged} {after}"
         # `owes_changes` has heard of nobody: who is to be unfenced would wait for it.
         still = {broker: able for broker, able in damaged.items() if broker in after.replicas}
-        blind = BrokerViews.of(brokers, failed=reports(after, still), told=frozenset())
+        blind = BrokerViews.of(
+            brokers, damaged_replicas=reports(after, still), complete_reporters=frozenset()
+        )
         assert heal(blind, WHERE, after, rules) is None, where
         counting = (*after.isr, *after.elr)
         states = {replica: brokers[replica].state for replica in counting}

@@ -1,4 +1,4 @@
-"""What every controller applies: accepted, rejected, kept, frozen."""
+"""What every controller applies: accepted, rejected, kept, captured."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def test_history_is_bounded_by_count_and_bytes() -> None:
 
 def test_a_thawed_state_is_the_frozen_one_and_keeps_no_gap_in_its_history() -> None:
     machine, other = filled(5), filled(2)
-    frozen = machine.freeze()
+    captured = machine.capture()
     machine.apply(15, 3, batch(10, 3, 10))
-    other.thaw(list(machine.chunks(frozen)), 14, 3)
-    assert other.image == frozen.image
+    other.restore(list(machine.chunks(captured)), 14, 3)
+    assert other.image == captured.image
     assert (other.index, other.term) == (14, 3)
     assert other.batches_from(MetadataOffset(4), 10**6) is None
     assert other.apply(15, 3, batch(10, 3, 10)) == Accepted(MetadataOffset(10), MetadataOffset(11))
@@ -96,5 +96,5 @@ def test_publishers_see_every_change_of_the_image_and_no_other() -> None:
     machine.add_publisher(Listener())
     machine.apply(11, 3, batch(9, 3, 9))
     machine.apply(12, 3, encode_batch(2, 3, [FeatureLevelRecord(level=1)]))
-    machine.thaw(list(source.chunks(source.freeze())), 14, 3)
+    machine.restore(list(source.chunks(source.capture())), 14, 3)
     assert seen == [(0, 2, 2), (2, 3, 0), (3, 10, 8)]

@@ -296,7 +296,7 @@ def test_defect_4_the_acknowledgement_of_a_snapshot_claims_only_the_snapshot() -
     voter = sim.up[a]
     header = SnapshotHeader(CLUSTER, (b"\0x", 4, 1), (b"\0x", 5, 1))
     state = Machine()
-    data = b"".join(frame(msgspec.json.encode(header), state.chunks(state.freeze())))
+    data = b"".join(frame(msgspec.json.encode(header), state.chunks(state.capture())))
     for part in ((data, True, False, 5), (b"", False, True, 5)):
         message = {"type": "append_entries", "term": 1, "commit_index": 9, "serialized": part}
         voter.hear(b, {**message, "stamp": sim.stamp(b, a)})

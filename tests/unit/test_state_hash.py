@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from raft_metadata.common.ids import MetadataOffset, TopicName
 from raft_metadata.image.metadata_state_machine import (
-    HashAt,
     HashChain,
     MetadataStateMachine,
     Rejected,
     image_hash,
 )
+from raft_metadata.records.quorum_view import StateHash
 from raft_metadata.records.records import FeatureLevelRecord, MetadataRecord, TopicRecord
 from raft_metadata.records.serde import encode_batch
 from tests.support.metadata_world import topic_id
@@ -39,7 +39,9 @@ def test_invariant_r12_equal_histories_have_equal_hashes_at_every_index() -> Non
     one, other = filled(5), filled(3)
     for index in range(10, 16):
         assert one.hashes.at(index) == other.hashes.at(index)
-    assert one.hashes.at(13) == HashAt(13, MetadataOffset(2), _value(one, 12))
+    assert one.hashes.at(13) == StateHash(
+        index=13, next_offset=MetadataOffset(2), value=_value(one, 12)
+    )
     assert _value(one, 18) != _value(other, 18)
 
 
@@ -63,7 +65,7 @@ def test_a_rejected_batch_changes_no_hash() -> None:
 
 def test_invariant_r11_a_snapshot_and_what_follows_lead_where_the_whole_log_leads() -> None:
     source, other = filled(5), MetadataStateMachine()
-    other.thaw(list(source.chunks(source.freeze())), 18, 3)
+    other.restore(list(source.chunks(source.capture())), 18, 3)
     assert other.hashes.at(17) is None, "what was before the snapshot is not known here"
     assert other.hashes.at(18) == source.hashes.at(18)
     for machine in (source, other):
@@ -82,7 +84,7 @@ def test_only_recent_hashes_are_kept() -> None:
 
 def test_the_image_hash_tells_what_an_image_says_not_how_it_came_about() -> None:
     source, other = filled(5), MetadataStateMachine()
-    other.thaw(list(source.chunks(source.freeze())), 18, 3)
+    other.restore(list(source.chunks(source.capture())), 18, 3)
     assert image_hash(source.image) == image_hash(other.image)
     assert image_hash(source.image) != image_hash(filled(4).image)
 

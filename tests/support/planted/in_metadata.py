@@ -189,15 +189,15 @@ def _active_early(patch: Patch) -> None:
 
 @metadata_fault("rule M1 a snapshot with another offset", "R11", "R12")
 def _snapshot_offset(patch: Patch) -> None:
-    freeze = metadata_state_machine.MetadataStateMachine.freeze
+    capture = metadata_state_machine.MetadataStateMachine.capture
 
     def late(self: Any) -> Any:
-        frozen = freeze(self)
-        image = frozen.image
+        captured = capture(self)
+        image = captured.image
         later = MetadataOffset(image.next_offset + 1)
-        return replace(frozen, image=replace(image, next_offset=later))
+        return replace(captured, image=replace(image, next_offset=later))
 
-    patch.setattr(metadata_state_machine.MetadataStateMachine, "freeze", late)
+    patch.setattr(metadata_state_machine.MetadataStateMachine, "capture", late)
 
 
 @metadata_fault("M30 a snapshot that forgets brokers' states", "R11", "R12")
