@@ -35,7 +35,7 @@ from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.faults import FaultHandler, ProcessFaultHandler
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.controller.controller import ControllerConfig
-from raft_metadata.controller.topic_control import TopicDefaults
+from raft_metadata.controller.topic_rules import TopicDefaults
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.active_controller import ActiveController
 from raft_metadata.quorum.config import QuorumConfig

@@ -25,7 +25,7 @@ from raft_metadata.controller.feature_control import check_follows
 from raft_metadata.controller.partition_change import heal, may_be_relieved
 from raft_metadata.controller.partition_draft import partition_at
 from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
-from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
+from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage, find_broker
 from raft_metadata.records.commands import (
     AllocateProducerIds,
     AlterAnswer,
@@ -138,10 +138,7 @@ def check_broker_epoch(
 
     Raises BROKER_ID_NOT_REGISTERED or STALE_BROKER_EPOCH.
     """
-    present = image.brokers.get(broker_id)
-    if present is None:
-        message = f"broker {broker_id} is not registered"
-        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, message)
+    present = find_broker(image, broker_id)
     if present.broker_epoch != broker_epoch:
         message = (
             f"broker {broker_id} has broker epoch {broker_epoch}, "
@@ -308,10 +305,7 @@ def decide_unregister_broker(
     Unlike Kafka's, this refuses a broker that is not fenced: a live process would only register
     again. Raises BROKER_ID_NOT_REGISTERED; POLICY_VIOLATION while it lives or holds a replica.
     """
-    broker = image.brokers.get(command.broker_id)
-    if broker is None:
-        message = f"broker {command.broker_id} is not registered"
-        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, message)
+    broker = find_broker(image, command.broker_id)
     held = _held_by(image, command.broker_id)
     if held:
         named = ", ".join(islice(held, _NAMED_MAX))
@@ -328,7 +322,7 @@ def decide_unregister_broker(
         )
         raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
     record = UnregisterBrokerRecord(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch)
-    return (record,), AlterAnswer(next_offset=MetadataOffset(image.next_offset + 1))
+    return (record,), AlterAnswer(next_offset=image.offset_after(1))
 
 
 def _held_by(image: MetadataImage, broker_id: BrokerId) -> list[str]:

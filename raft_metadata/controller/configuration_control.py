@@ -21,7 +21,6 @@ from raft_metadata.common.configs.table import (
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
-    MetadataOffset,
     TopicId,
     TopicName,
 )
@@ -32,6 +31,7 @@ from raft_metadata.image.metadata_image import (
     ConfigKey,
     MetadataImage,
     TopicImage,
+    find_topic,
     topic_layers,
 )
 from raft_metadata.records.commands import AlterAnswer, AlterConfigs, ConfigChange
@@ -136,7 +136,7 @@ def decide_alter_configs(
         )
         raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
     records: tuple[MetadataRecord, ...] = (*cleared, *_config_records(image, after))
-    return records, AlterAnswer(next_offset=MetadataOffset(image.next_offset + len(records)))
+    return records, AlterAnswer(next_offset=image.offset_after(len(records)))
 
 
 def _check_shape(command: AlterConfigs) -> None:
@@ -159,10 +159,7 @@ def _resource(image: MetadataImage, change: ConfigChange) -> ConfigKey:
     name = change.resource_name
     match change.resource_type:
         case ResourceType.TOPIC:
-            topic = image.topic(TopicName(name))
-            if topic is None:
-                message = f"topic {name[:260]} does not exist"
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+            topic = find_topic(image, TopicName(name))
             if name in INTERNAL_TOPICS and change.name not in INTERNAL_CONFIGS:
                 allowed = ", ".join(sorted(INTERNAL_CONFIGS))
                 message = f"{name} is the cluster's own: only {allowed} of it can be set"

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import islice
 from typing import NamedTuple, cast
 
 from raft_metadata.common.ids import (
@@ -46,6 +45,7 @@ from raft_metadata.controller.feature_control import NO_VOTER_LEVELS, VoterLevel
 from raft_metadata.controller.partition_draft import partition_at
 from raft_metadata.controller.replication_control import (
     MinIsrHistory,
+    PartitionQueue,
     concerned_topics,
     decide_alter_partition,
     decide_consequences,
@@ -144,13 +144,7 @@ class Controller:
             now_ms=now_ms,
         )
         self._random_source = random_source
-        self._to_examine: dict[TopicIdPartition, None] = {}
-        """Partitions that may owe changes, in the order in which they are examined."""
-        self._waiting_for_broker: dict[
-            BrokerId, tuple[MetadataOffset, dict[TopicIdPartition, None]]
-        ] = {}
-        """By broker: the metadata offset it had reported, and the partitions to examine again once
-        it reports another one."""
+        self._to_examine = PartitionQueue()
         self._activated_ms = 0
         self._incomplete_topics: dict[TopicId, int] = {}
         """Topics whose partitions are still being created, and the start of their placement."""
@@ -244,8 +238,7 @@ class Controller:
 
     def activate(self, image: MetadataImage) -> None:
         """Reset the soft state from a committed image; examine every partition again (rule M4)."""
-        self._to_examine = dict.fromkeys(_partitions_of(image, image.brokers.keys()))
-        self._waiting_for_broker.clear()
+        self._to_examine.begin(_partitions_of(image, image.brokers.keys()))
         self._activated_ms = self.sessions.judge_ms
         self._incomplete_topics = {
             topic_id: self._chance()
@@ -268,15 +261,11 @@ class Controller:
         self._drains.note(delta, image)
         for topic_id in concerned_topics(delta, image):
             count = len(image.topics[topic_id].partitions)
-            self._to_examine |= dict.fromkeys(
-                partition_at(topic_id, index) for index in range(count)
-            )
+            self._to_examine.add(partition_at(topic_id, index) for index in range(count))
         if delta.changed_brokers:
-            self._to_examine |= dict.fromkeys(_partitions_of(image, delta.changed_brokers.keys()))
+            self._to_examine.add(_partitions_of(image, delta.changed_brokers.keys()))
         for topic_id, indexes in delta.changed_partitions.items():
-            self._to_examine |= {
-                TopicIdPartition(topic_id, index): None for index in sorted(indexes)
-            }
+            self._to_examine.add(partition_at(topic_id, index) for index in sorted(indexes))
         for topic_id in delta.deleted_topics:
             self._incomplete_topics.pop(topic_id, None)
         for topic_id in delta.changed_topics:
@@ -299,8 +288,8 @@ class Controller:
         fence = self._fence(image)
         if fence:
             return ProposedBatch(fence, Urgency.FENCE)
-        self._requeue_waiting(image)
-        if self._to_examine and not bulk_allowed:
+        self._to_examine.requeue(lambda broker_id: self._offset_in(image, broker_id))
+        if not (self._to_examine.is_empty or bulk_allowed):
             return None
         consequences = self._consequences(image)
         if consequences:
@@ -348,17 +337,9 @@ class Controller:
             image, now_ms, defaults, self._damaged_replicas(image)
         )
 
-    def _requeue_waiting(self, image: MetadataImage) -> None:
-        """Examine again the partitions that waited for brokers with a new metadata offset."""
-        for broker_id, (offset, places) in tuple(self._waiting_for_broker.items()):
-            broker = image.brokers.get(broker_id)
-            if broker is None or self._metadata_offset(broker) != offset:
-                del self._waiting_for_broker[broker_id]
-                self._to_examine |= places
-
     def _consequences(self, image: MetadataImage) -> Records:
         """Return the changes that the next partitions owe; note those that wait for a broker."""
-        if not self._to_examine:
+        if self._to_examine.is_empty:
             return ()
         offsets = {
             broker_id: self._metadata_offset(broker) for broker_id, broker in image.brokers.items()
@@ -372,14 +353,7 @@ class Controller:
             damaged_replicas=self._damaged_replicas(image),
             complete_reporters=self._brokers_with_complete_report(image),
         )
-        for where, broker_id in found.held:
-            waiting = self._waiting_for_broker.setdefault(broker_id, (offsets[broker_id], {}))
-            waiting[1][where] = None
-        # Partitions with a change stay until an image shows it: their batch may be rejected.
-        owing = {(record.topic_id, record.partition) for record in found.records}
-        for where in tuple(islice(self._to_examine, found.seen)):
-            if where not in owing:
-                del self._to_examine[where]
+        self._to_examine.take(found, offsets)
         return found.records
 
     def _changes(self, image: MetadataImage) -> Iterator[Records]:
@@ -434,9 +408,9 @@ class Controller:
         )
         news = self.sessions.record_damage(command)
         if is_active:
-            self._to_examine |= dict.fromkeys(news.places)
+            self._to_examine.add(news.places)
             if news.is_report_complete:
-                self._to_examine |= dict.fromkeys(_partitions_of(image, {command.broker_id}))
+                self._to_examine.add(_partitions_of(image, {command.broker_id}))
         state = BrokerState.STARTING
         if present is not None and present.broker_epoch == command.broker_epoch:
             state = present.state
@@ -508,6 +482,11 @@ class Controller:
             if (session := sessions.session(broker_id, broker.broker_epoch)) is not None
             and session.damage.is_report_complete
         )
+
+    def _offset_in(self, image: MetadataImage, broker_id: BrokerId) -> MetadataOffset | None:
+        """Return the metadata offset that a broker of the image last reported, else None."""
+        broker = image.brokers.get(broker_id)
+        return None if broker is None else self._metadata_offset(broker)
 
     def _metadata_offset(self, broker: BrokerRegistration) -> MetadataOffset:
         """Return the metadata offset that the broker last reported; 0 without a live session."""

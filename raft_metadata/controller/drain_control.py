@@ -14,14 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerId, MetadataOffset, TopicId, TopicIdPartition
+from raft_metadata.common.ids import BrokerId, TopicIdPartition
 from raft_metadata.controller.broker_views import Brokers
 from raft_metadata.controller.partition_draft import partition_at
 from raft_metadata.controller.reassignment_control import reassign
 from raft_metadata.controller.topic_rules import TopicDefaults, TopicRules
 from raft_metadata.image.metadata_delta import MetadataDelta
-from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
+from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, find_broker
 from raft_metadata.records.commands import AlterAnswer, DrainBroker
 from raft_metadata.records.records import (
     BrokerDrainRecord,
@@ -40,14 +39,11 @@ def decide_drain_broker(
     image: MetadataImage, command: DrainBroker
 ) -> tuple[tuple[BrokerDrainRecord, ...], AlterAnswer]:
     """Record the drain scope of a broker; an unchanged scope adds no record."""
-    broker = image.brokers.get(command.broker_id)
-    if broker is None:
-        message = f"broker {command.broker_id} is not registered"
-        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, message)
+    broker = find_broker(image, command.broker_id)
     if broker.drain is command.scope:
         return (), AlterAnswer(next_offset=image.next_offset)
     record = BrokerDrainRecord(broker_id=command.broker_id, scope=command.scope)
-    return (record,), AlterAnswer(next_offset=MetadataOffset(image.next_offset + 1))
+    return (record,), AlterAnswer(next_offset=image.offset_after(1))
 
 
 def drained_target(
@@ -123,24 +119,13 @@ class DrainMoves:
         for topic in delta.deleted_topics.values():
             self._load(topic.partitions, -1)
         for topic_id, changed in delta.changed_topics.items():
-            self._note_topic(delta.image, topic_id, changed.partitions, changed.changed)
-
-    def _note_topic(
-        self,
-        before: MetadataImage,
-        topic_id: TopicId,
-        partitions: list[PartitionRegistration],
-        changed: Iterable[int],
-    ) -> None:
-        old = before.topics.get(topic_id)
-        known = () if old is None else old.partitions
-        for index in changed:
-            if index >= len(known):
-                self._load((partitions[index],), 1)
-            elif known[index].replicas != partitions[index].replicas:
-                self._load((known[index],), -1)
-                self._load((partitions[index],), 1)
-            self._sort(partition_at(topic_id, index), partitions[index])
+            for index, old, new in changed.changes(delta.image):
+                if old is None:
+                    self._load((new,), 1)
+                elif old.replicas != new.replicas:
+                    self._load((old,), -1)
+                    self._load((new,), 1)
+                self._sort(partition_at(topic_id, index), new)
 
     def _load(self, partitions: Iterable[PartitionRegistration], count: int) -> None:
         """Add ``count`` to the load of every replica's broker."""

@@ -10,7 +10,7 @@ while.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -21,9 +21,7 @@ from raft_metadata.common.configs.table import (
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
-    MetadataOffset,
     PartitionId,
-    TopicId,
     TopicIdPartition,
 )
 from raft_metadata.controller.broker_views import (
@@ -141,7 +139,7 @@ def decide_elect_leaders(
             records.append(_record(image, topic, place.partition, draft, defaults))
         leader = draft.leader
         results.append(ElectionResult(topic=place.topic, partition=place.partition, leader=leader))
-    next_offset = MetadataOffset(image.next_offset + len(records))
+    next_offset = image.offset_after(len(records))
     return tuple(records), LeadersElected(results=tuple(results), next_offset=next_offset)
 
 
@@ -288,24 +286,12 @@ class LeaderBalance:
             if broker.state is BrokerState.UNFENCED and was is not BrokerState.UNFENCED:
                 self._unfenced_ms[broker_id] = now_ms
         for topic_id, topic in delta.changed_topics.items():
-            self._note_topic(delta.image, topic_id, topic.partitions, topic.changed)
-
-    def _note_topic(
-        self,
-        before: MetadataImage,
-        topic_id: TopicId,
-        partitions: list[PartitionRegistration],
-        changed: Iterable[int],
-    ) -> None:
-        old = before.topics.get(topic_id)
-        known = () if old is None else old.partitions
-        for index in changed:
-            partition = partitions[index]
-            if index < len(known) and self._led_by_others:
-                preferred = known[index].target[0]
-                self._led_by_others.get(preferred, {}).pop(partition_at(topic_id, index), None)
-            if partition.leader != partition.target[0]:
-                self._put(partition_at(topic_id, index), partition)
+            for index, old, new in topic.changes(delta.image):
+                if old is not None and self._led_by_others:
+                    led_by_others = self._led_by_others.get(old.target[0], {})
+                    led_by_others.pop(partition_at(topic_id, index), None)
+                if new.leader != new.target[0]:
+                    self._put(partition_at(topic_id, index), new)
 
     def _put(self, where: TopicIdPartition, partition: PartitionRegistration) -> None:
         self._led_by_others.setdefault(partition.target[0], {})[where] = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerId, MetadataOffset, NodeId
+from raft_metadata.common.ids import BrokerId, NodeId
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import MetadataUpgraded, UpgradeMetadata
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
@@ -57,7 +57,7 @@ def decide_upgrade_metadata(
     return records, MetadataUpgraded(
         level_before=present,
         level=wanted,
-        next_offset=MetadataOffset(image.next_offset + len(records)),
+        next_offset=image.offset_after(len(records)),
     )
 
 

@@ -47,7 +47,7 @@ def decide_alter_reassignments(
         record = _decide_one(image, change, defaults)
         if record is not None:
             records.append(record)
-    answer = AlterAnswer(next_offset=MetadataOffset(image.next_offset + len(records)))
+    answer = AlterAnswer(next_offset=image.offset_after(len(records)))
     return tuple(records), answer
 
 

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from raft_metadata.common.configs.table import (
     FLUSH,
@@ -274,6 +275,56 @@ class Consequences:
     """The number of partitions examined, from the first on; the others wait."""
     held: tuple[tuple[TopicIdPartition, BrokerId], ...] = ()
     """Partitions that wait until this broker has applied the present leader epoch."""
+
+
+class PartitionQueue:
+    """The partitions that may owe a change: soft state of an active controller.
+
+    They are examined in order. One that waits until a broker has applied its leader epoch is set
+    aside until that broker reports another metadata offset.
+    """
+
+    def __init__(self) -> None:
+        self._queued: dict[TopicIdPartition, None] = {}
+        self._waiting: dict[BrokerId, tuple[MetadataOffset, dict[TopicIdPartition, None]]] = {}
+        """By broker: the metadata offset it had reported, and the partitions that wait for it."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no partition is to be examined now."""
+        return not self._queued
+
+    def begin(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """Start anew with these partitions."""
+        self._queued = dict.fromkeys(partitions)
+        self._waiting.clear()
+
+    def add(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """Add partitions to examine; one that is queued keeps its place."""
+        self._queued |= dict.fromkeys(partitions)
+
+    def requeue(self, reported_offset: Callable[[BrokerId], MetadataOffset | None]) -> None:
+        """Queue the partitions that waited for brokers with a new metadata offset, or gone."""
+        for broker_id, (offset, partitions) in tuple(self._waiting.items()):
+            if reported_offset(broker_id) != offset:
+                del self._waiting[broker_id]
+                self._queued |= partitions
+
+    def __iter__(self) -> Iterator[TopicIdPartition]:
+        return iter(self._queued)
+
+    def take(self, found: Consequences, reported_offsets: ReportedOffsets) -> None:
+        """Remove the partitions that were examined and owe nothing; set aside those that wait.
+
+        Partitions with a change stay until an image shows it: their batch may be rejected.
+        """
+        for where, broker_id in found.held:
+            offset = reported_offsets[broker_id]
+            self._waiting.setdefault(broker_id, (offset, {}))[1][where] = None
+        owing = {(record.topic_id, record.partition) for record in found.records}
+        for where in tuple(islice(self._queued, found.seen)):
+            if where not in owing:
+                del self._queued[where]
 
 
 def decide_consequences(

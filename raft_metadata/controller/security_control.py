@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import AlterAcls, AlterAnswer, AlterClientQuotas, AlterUsers
 from raft_metadata.records.records import (
@@ -104,7 +103,7 @@ def decide_alter_acls(
     if len(known) > ACLS_MAX:
         message = f"{len(known)} access rules, at most {ACLS_MAX} can be kept"
         raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
-    return tuple(records), AlterAnswer(next_offset=MetadataOffset(image.next_offset + len(records)))
+    return tuple(records), AlterAnswer(next_offset=image.offset_after(len(records)))
 
 
 def _content(acl: AclRecord) -> AclRecord:
@@ -169,7 +168,7 @@ def decide_alter_users(
     if len(image.users.keys() | named) > USERS_MAX:
         message = f"at most {USERS_MAX} credentials of users can be kept"
         raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
-    return tuple(records), AlterAnswer(next_offset=MetadataOffset(image.next_offset + len(records)))
+    return tuple(records), AlterAnswer(next_offset=image.offset_after(len(records)))
 
 
 def _check_user(name: str, mechanism: str) -> None:
@@ -238,7 +237,7 @@ def decide_alter_client_quotas(
             _check_value(key, value)
         if value != before.get(key):
             records.append(ClientQuotaRecord(entity=entity, key=key, value=value))
-    next_offset = MetadataOffset(image.next_offset + len(records))
+    next_offset = image.offset_after(len(records))
     return tuple(records), AlterAnswer(next_offset=next_offset)
 
 

@@ -18,7 +18,6 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
     LeaderEpoch,
-    MetadataOffset,
     PartitionEpoch,
     PartitionId,
     TopicId,
@@ -28,8 +27,8 @@ from raft_metadata.controller.configuration_control import (
     topic_config_records,
     validated_topic_configs,
 )
-from raft_metadata.controller.topic_rules import TopicDefaults as TopicDefaults
-from raft_metadata.image.metadata_image import MetadataImage, TopicImage
+from raft_metadata.controller.topic_rules import TopicDefaults
+from raft_metadata.image.metadata_image import MetadataImage, TopicImage, find_topic
 from raft_metadata.records.commands import (
     AddPartitions,
     CreateTopic,
@@ -173,7 +172,7 @@ def decide_create_topic(
         topic_id=command.topic_id,
         partitions_count=count,
         replication_factor=factor,
-        next_offset=MetadataOffset(image.next_offset + len(records)),
+        next_offset=image.offset_after(len(records)),
     )
     return records, answer
 
@@ -213,10 +212,7 @@ def decide_add_partitions(
             still growing), INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT,
             POLICY_VIOLATION (an internal topic, the cluster's total).
     """
-    topic = image.topic(command.topic)
-    if topic is None:
-        message = f"topic {command.topic[:260]} does not exist"
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+    topic = find_topic(image, command.topic)
     if topic.name in INTERNAL_TOPICS:
         message = f"{topic.name} is the cluster's own: its number of partitions never changes"
         raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
@@ -243,7 +239,7 @@ def decide_add_partitions(
     answer = PartitionsAdded(
         topic_id=topic.topic_id,
         partitions_count=count,
-        next_offset=MetadataOffset(image.next_offset + len(records)),
+        next_offset=image.offset_after(len(records)),
     )
     return records, answer
 
@@ -252,13 +248,8 @@ def decide_delete_topic(
     image: MetadataImage, command: DeleteTopic
 ) -> tuple[tuple[RemoveTopicRecord, ...], TopicDeleted]:
     """Delete a topic by one record, whatever its size; applying it drops partitions and configs."""
-    topic = image.topic(command.name)
-    if topic is None:
-        message = f"topic {command.name} does not exist"
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
-    answer = TopicDeleted(
-        topic_id=topic.topic_id, next_offset=MetadataOffset(image.next_offset + 1)
-    )
+    topic = find_topic(image, command.name)
+    answer = TopicDeleted(topic_id=topic.topic_id, next_offset=image.offset_after(1))
     return (RemoveTopicRecord(topic_id=topic.topic_id),), answer
 
 

@@ -84,17 +84,6 @@ def eligibility_defaults(image: MetadataImage, defaults: TopicDefaults) -> Mappi
     return {**defaults.static(), MIN_INSYNC_REPLICAS: text_of(least)}
 
 
-def may_elect_unclean(image: MetadataImage, topic: TopicImage, defaults: TopicDefaults) -> bool:
-    """Return True if the topic allows unclean elections.
-
-    Internal topics never do: a default for all topics is not meant for them.
-    """
-    if topic.name in INTERNAL_TOPICS:
-        return False
-    static = {UNCLEAN_LEADER_ELECTION_ENABLE: text_of(defaults.unclean_leader_election_enable)}
-    return topic_layers(image, topic.topic_id, static).flag(UNCLEAN_LEADER_ELECTION_ENABLE)
-
-
 def cluster_flag(image: MetadataImage, name: str) -> bool:
     """Return a flag of the whole cluster that is in no config file."""
     return cluster_layers(image, {}).flag(name)
@@ -147,5 +136,10 @@ class TopicRules:
 
     @property
     def may_elect_unclean(self) -> bool:
-        """True with ``unclean.leader.election.enable``: a leader matters more than each record."""
-        return may_elect_unclean(self._image, self._topic, self._defaults)
+        """True with ``unclean.leader.election.enable``: a leader matters more than each record.
+
+        Never for internal topics: a default for all topics is not meant for them.
+        """
+        if self._topic.name in INTERNAL_TOPICS:
+            return False
+        return self._layers.flag(UNCLEAN_LEADER_ELECTION_ENABLE)

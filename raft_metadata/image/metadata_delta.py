@@ -9,7 +9,7 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeAlias, TypeVar, assert_never, cast
@@ -200,6 +200,15 @@ class TopicDelta:
             list(topic.partitions),
             topic.grown_from,
         )
+
+    def changes(
+        self, before: MetadataImage
+    ) -> Iterator[tuple[PartitionId, PartitionRegistration | None, PartitionRegistration]]:
+        """Yield (index, partition in the image ``before`` or None, partition) of each change."""
+        old = before.topics.get(self.topic_id)
+        known = () if old is None else old.partitions
+        for index in self.changed:
+            yield index, known[index] if index < len(known) else None, self.partitions[index]
 
     def image(self) -> TopicImage:
         """Return the changed topic."""

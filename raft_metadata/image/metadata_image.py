@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from raft_metadata.common.configs.layers import ConfigLayers
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
     BrokerEpoch,
@@ -187,6 +188,10 @@ class MetadataImage:
             return None
         return topic.partitions[partition]
 
+    def offset_after(self, count: int) -> MetadataOffset:
+        """Return the next offset once ``count`` more records are applied."""
+        return MetadataOffset(self.next_offset + count)
+
     def topic_configs(self, topic_id: TopicId) -> Mapping[str, str]:
         """Return the configs set on the topic itself, without defaults."""
         return self.configs.get((ResourceType.TOPIC, topic_id), MappingProxyType({}))
@@ -198,6 +203,24 @@ class MetadataImage:
     def cluster_configs(self) -> Mapping[str, str]:
         """Return the configs set for every broker."""
         return self.configs.get((ResourceType.CLUSTER, ""), MappingProxyType({}))
+
+
+def find_broker(image: MetadataImage, broker_id: BrokerId) -> BrokerRegistration:
+    """Return the registration of a broker; raise BROKER_ID_NOT_REGISTERED without one."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        message = f"broker {broker_id} is not registered"
+        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, message)
+    return broker
+
+
+def find_topic(image: MetadataImage, name: TopicName) -> TopicImage:
+    """Return the topic of this name; raise UNKNOWN_TOPIC_OR_PARTITION without one."""
+    topic = image.topic(name)
+    if topic is None:
+        message = f"topic {name[:260]} does not exist"
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+    return topic
 
 
 def topic_layers(

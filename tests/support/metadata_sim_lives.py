@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raft_metadata.common.ids import NodeId
 from raft_metadata.controller.controller import ControllerConfig
-from raft_metadata.controller.topic_control import TopicDefaults
+from raft_metadata.controller.topic_rules import TopicDefaults
 from raft_metadata.image.metadata_state_machine import (
     Accepted,
     MetadataStateMachine,

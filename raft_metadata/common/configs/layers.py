@@ -13,15 +13,17 @@ from enum import Enum
 from types import MappingProxyType
 
 from raft_metadata.common.configs.rows import (
+    ConfigKind,
     ConfigRow,
     FlagConfig,
     NumberConfig,
     RatioConfig,
     Update,
+    V,
     WordConfig,
     text_of,
 )
-from raft_metadata.common.configs.table import CONFIGS, MIN_INSYNC_REPLICAS
+from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS, row_of
 
 _NO_VALUES: Mapping[str, str] = MappingProxyType({})
 
@@ -83,30 +85,22 @@ class ConfigLayers:
 
     def number(self, name: str) -> int:
         """Return the number in force."""
-        row = CONFIGS[name]
-        assert isinstance(row, NumberConfig), name
-        value = self.strongest_value(name)
-        return row.default if value is None else row.parse(value)
+        return self._in_force(row_of(name, NumberConfig))
 
     def ratio(self, name: str) -> float:
         """Return the share in force, from 0 to 1."""
-        row = CONFIGS[name]
-        assert isinstance(row, RatioConfig), name
-        value = self.strongest_value(name)
-        return row.default if value is None else row.parse(value)
+        return self._in_force(row_of(name, RatioConfig))
 
     def word(self, name: str) -> str:
         """Return the word in force."""
-        row = CONFIGS[name]
-        assert isinstance(row, WordConfig), name
-        value = self.strongest_value(name)
-        return row.default if value is None else row.parse(value)
+        return self._in_force(row_of(name, WordConfig))
 
     def flag(self, name: str) -> bool:
         """Return the flag in force."""
-        row = CONFIGS[name]
-        assert isinstance(row, FlagConfig), name
-        value = self.strongest_value(name)
+        return self._in_force(row_of(name, FlagConfig))
+
+    def _in_force(self, row: ConfigKind[V]) -> V:
+        value = self.strongest_value(row.name)
         return row.default if value is None else row.parse(value)
 
     def min_isr(self, replication_factor: int) -> int:

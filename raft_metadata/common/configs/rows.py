@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from typing_extensions import override
 
@@ -47,14 +47,20 @@ class Update(Enum):
     RESTART = "restart"
 
 
+V = TypeVar("V", bound=ConfigValue)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class ConfigKind(Generic[V]):
+    """A row with values of type ``V``; each kind defines which of them are allowed."""
+
     name: str
     """The name in Kafka's spelling: ``min.insync.replicas``."""
     meaning: str
     section: Section | None = None
     """Its section of config.toml; None: it is not in that file and can only be set live."""
     scopes: frozenset[Scope] = frozenset()
+    default: V
 
     @property
     def key(self) -> str:
@@ -71,6 +77,10 @@ class _Row:
         """A description of the allowed values, for messages and documents."""
         raise NotImplementedError
 
+    def parse(self, text: str) -> V:
+        """Return the value of a text; raise INVALID_CONFIG, which names what is allowed."""
+        raise NotImplementedError
+
     def refusal(self, value: object) -> KafkaError:
         """Return INVALID_CONFIG with the value (80 characters at most) and what is allowed."""
         shown = repr(value)
@@ -81,10 +91,9 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumberConfig(_Row):
+class NumberConfig(ConfigKind[int]):
     """A whole number within ``minimum .. maximum``, both included."""
 
-    default: int
     minimum: int
     maximum: int
 
@@ -98,8 +107,8 @@ class NumberConfig(_Row):
         """Return True for an int within the range."""
         return type(value) is int and self.minimum <= value <= self.maximum
 
+    @override
     def parse(self, text: str) -> int:
-        """Return the number; raise INVALID_CONFIG, which names the range."""
         if _WHOLE_NUMBER.fullmatch(text):
             number = int(text)
             if self.allows(number):
@@ -108,10 +117,8 @@ class NumberConfig(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RatioConfig(_Row):
+class RatioConfig(ConfigKind[float]):
     """A share: a number from 0 to 1, written as a decimal fraction."""
-
-    default: float
 
     @property
     @override
@@ -123,8 +130,8 @@ class RatioConfig(_Row):
         """Return True for a number from 0 to 1 that is not a bool."""
         return isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1
 
+    @override
     def parse(self, text: str) -> float:
-        """Return the share; raise INVALID_CONFIG, which names the range."""
         if _FRACTION.fullmatch(text):
             share = float(text)
             if self.allows(share):
@@ -133,10 +140,9 @@ class RatioConfig(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordConfig(_Row):
+class WordConfig(ConfigKind[str]):
     """A choice among a few fixed words."""
 
-    default: str
     choices: tuple[str, ...]
 
     @property
@@ -149,18 +155,16 @@ class WordConfig(_Row):
         """Return True for one of the choices."""
         return value in self.choices
 
+    @override
     def parse(self, text: str) -> str:
-        """Return the word itself; raise INVALID_CONFIG, which names the choices."""
         if text in self.choices:
             return text
         raise self.refusal(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlagConfig(_Row):
+class FlagConfig(ConfigKind[bool]):
     """A flag: true or false."""
-
-    default: bool
 
     @property
     @override
@@ -172,8 +176,9 @@ class FlagConfig(_Row):
         """Return True for a bool."""
         return isinstance(value, bool)
 
+    @override
     def parse(self, text: str) -> bool:
-        """Return the flag, in any letter case; raise INVALID_CONFIG, which names the words."""
+        """Return the flag, in any letter case."""
         found = {"true": True, "false": False}.get(text.lower())
         if found is None:
             raise self.refusal(text)

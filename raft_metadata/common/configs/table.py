@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from raft_metadata.common.configs.rows import (
     ConfigRow,
@@ -398,29 +399,31 @@ def find_config(name: str, scope: Scope) -> ConfigRow:
 # ---- defaults of the dataclasses that hold a node's settings
 
 
+K = TypeVar("K", bound=ConfigRow)
+
+
+def row_of(name: str, kind: type[K]) -> K:
+    """Return the row of this name, which is of this kind."""
+    row = CONFIGS[name]
+    assert isinstance(row, kind), name
+    return row
+
+
 def default_number(name: str) -> int:
     """Return the default of this number."""
-    row = CONFIGS[name]
-    assert isinstance(row, NumberConfig), name
-    return row.default
+    return row_of(name, NumberConfig).default
 
 
 def default_ratio(name: str) -> float:
     """Return the default of this share."""
-    row = CONFIGS[name]
-    assert isinstance(row, RatioConfig), name
-    return row.default
+    return row_of(name, RatioConfig).default
 
 
 def default_word(name: str) -> str:
     """Return the default of this word."""
-    row = CONFIGS[name]
-    assert isinstance(row, WordConfig), name
-    return row.default
+    return row_of(name, WordConfig).default
 
 
 def default_flag(name: str) -> bool:
     """Return the default of this flag."""
-    row = CONFIGS[name]
-    assert isinstance(row, FlagConfig), name
-    return row.default
+    return row_of(name, FlagConfig).default
