@@ -97,12 +97,14 @@ class JudgingController:
                 self.fenced_at = time.monotonic()
             await asyncio.sleep(JUDGE_TICK_S)
 
-    async def register_broker(self, command: RegisterBroker) -> BrokerRegistered:
+    async def execute(self, command: object) -> Any:
+        """Registrations only: this broker sends no other command."""
+        assert isinstance(command, RegisterBroker), command
         self.registrations += 1
         return BrokerRegistered(broker_epoch=BrokerEpoch(EPOCH + 100 * (self.registrations - 1)))
 
     def __getattr__(self, name: str) -> Any:
-        """The commands nobody sends here."""
+        """Requests that a broker is not answered here: of metadata."""
         if name.startswith("_"):
             raise AttributeError(name)
 
