@@ -178,6 +178,7 @@ class MetadataSim:
         life = self.up[node]
         if not life.is_paused:
             life.is_paused = True
+            life.paused_at = CLOCK.time
             self.after(seconds, partial(self._resume, life))
 
     def _resume(self, life: ControllerLife) -> None:
@@ -313,6 +314,7 @@ class _Call:
         self.ask, self.answered = ask, answered
         self.is_done = False
         self.command: object = None
+        self.arrived_at = 0.0
 
     def end(self, answer: object) -> None:
         if not self.is_done:
@@ -327,10 +329,12 @@ class _Call:
         if life is None:
             self.end(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE))  # refused: surely not written
             return
+        self.arrived_at = CLOCK.time
         self.world.witness.arrived(life, self.command)
         self.world.on_controller(life, partial(self._serve, life))
 
     def _serve(self, life: ControllerLife) -> None:
+        self.world.witness.read(life, self.command, self.arrived_at)
         try:
             answer = self.ask(life)
         except KafkaError as error:

@@ -19,7 +19,7 @@ from raft_metadata.image.metadata_state_machine import (
 from raft_metadata.quorum.active_controller import ActiveController
 from raft_metadata.quorum.metadata_quorum import ListenerEvents, MetadataQuorum
 from raft_metadata.quorum.wire import Codec
-from tests.support.metadata_witness import Witness
+from tests.support.metadata_witness import SESSION_S, Witness
 from tests.support.metadata_world import CLUSTER as METADATA_CLUSTER
 from tests.support.power_loss_disk import Killed
 from tests.support.quorum_sim import CLOCK, Sim, Voter
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 RAFT_TICK_S = 0.025
 CONTROLLER_TICK_S = 0.05
-SESSION_S = 0.6
 GRACE_S = 0.3
 FALLBACK_S = 0.3
 MIN_ISR = 2
@@ -130,6 +129,7 @@ class ControllerLife(Voter):
         self.world = world = raft.world
         self.number = world.lives = world.lives + 1
         self.is_dead = self.is_paused = False
+        self.paused_at = 0.0
         self.inbox: list[Callable[[], None]] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.connections: set[tuple[int, int]] = set()

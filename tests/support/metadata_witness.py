@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tests.support.metadata_sim_lives import ControllerLife
 
 NEVER = float("-inf")
+SESSION_S = 0.6
+"""The session timeout of brokers in this world."""
 LEADER_SILENCE_MAX_S = 0.3 + 0.06
 """Fall-back of a leader, and two of its ticks."""
 
@@ -318,14 +320,14 @@ class Witness(ImagesWitness):
                     if image.brokers[record.broker_id].state is not BrokerState.FENCED:
                         silence = self._silence(life, record.broker_id, record.broker_epoch)
                         who = f"broker {record.broker_id} epoch {record.broker_epoch}"
-                        invariant.c5_no_false_fencing(self.tally, who, silence, 0.6)
+                        invariant.c5_no_false_fencing(self.tally, who, silence, SESSION_S)
                         self.counts["fences"] += 1
                 case RegisterBrokerRecord():
                     old = image.brokers.get(record.broker_id)
                     if old is not None:
                         silence = self._silence(life, old.broker_id, old.broker_epoch)
                         new = BrokerRegistration(**_registration(record))
-                        invariant.c2_one_live_incarnation(self.tally, old, new, silence, 0.6)
+                        invariant.c2_one_live_incarnation(self.tally, old, new, silence, SESSION_S)
 
     def _silence(self, life: ControllerLife, broker_id: BrokerId, epoch: int) -> float:
         """Seconds since this process heard of a registration; endless once it hung up."""
@@ -338,9 +340,22 @@ class Witness(ImagesWitness):
     # ---- what the log says: once per batch
 
     def arrived(self, life: ControllerLife, command: object) -> None:
-        """At the process, which may be paused."""
+        """At the process, which may be paused.
+
+        A heartbeat that waits to be read is heard, unless the session was over before the process
+        was paused: a session ends by what was read until then (rule M7).
+        """
+        if not isinstance(command, BrokerHeartbeat):
+            return
+        heard = life.heard.get((command.broker_id, command.broker_epoch), life.started)
+        if not life.is_paused or life.paused_at - heard < SESSION_S:
+            self.read(life, command, CLOCK.time)
+
+    def read(self, life: ControllerLife, command: object, arrived_at: float) -> None:
+        """By the process."""
         if isinstance(command, BrokerHeartbeat):
-            life.heard[command.broker_id, command.broker_epoch] = CLOCK.time
+            key = command.broker_id, command.broker_epoch
+            life.heard[key] = max(arrived_at, life.heard.get(key, NEVER))
 
     def altered(self, command: AlterPartition, answer: PartitionAltered, seen_epoch: int) -> None:
         """An AlterPartition was acknowledged."""
