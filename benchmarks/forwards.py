@@ -22,8 +22,8 @@ from benchmarks.report import machine
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.server.forwarded_produce import ForwardedProduces
-from broker.server.forwarding import PeerRequests
 from broker.server.local_partitions import Append
+from broker.server.peer_requests import PeerRequests
 from broker.server.requests import ACKS_ALL
 from http_api.node.node_start import run_loop
 from http_api.peer.peer_channel import TcpPeerChannel

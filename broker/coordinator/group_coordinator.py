@@ -184,13 +184,14 @@ class GroupCoordinator:
     open only while this broker leads its partition in the shard's epoch, by its newest image.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 the ports of a coordinator
         self,
         broker_id: BrokerId,
         clock: Clock,
         proof: Proof,
         leading: Leading,
         make_log: MakeLog,
+        reader: DataReader,
         *,
         poll_wait_ms_max: int,
         rebalance_timeout_ms: int,
@@ -201,7 +202,6 @@ class GroupCoordinator:
         self._proof = proof
         self._leading = leading
         self._make_log = make_log
-        self._poll_wait_ms_max = poll_wait_ms_max
         self._rebalance_timeout_ms = rebalance_timeout_ms
         self._limits = limits or instances.GroupLimits()
         self._shards: dict[PartitionId, Shard] = {}
@@ -210,14 +210,9 @@ class GroupCoordinator:
         """The image's topics from which ``_topics`` was computed."""
         self._partitions = 0
         self._tasks: asyncio.TaskGroup | None = None
-        self._door: DataReader | None = None
-        self._reader: InstanceReader | None = None
-
-    def attach(self, door: DataReader) -> None:
-        """Set the port to partitions' data; it leads back to this object and is made after it."""
-        self._door = door
+        self._data = reader
         self._reader = InstanceReader(
-            door, self._clock, lambda: self._topics, self._prove, self._poll_wait_ms_max
+            reader, clock, lambda: self._topics, self._prove, poll_wait_ms_max
         )
 
     # ---- image and time
@@ -322,7 +317,6 @@ class GroupCoordinator:
     async def _answer(self, shard: Shard, request: GroupRequest[Any]) -> Any:
         match request:
             case Poll():
-                assert self._reader is not None
                 return await self._reader.poll(shard, request)
             case CreateInstance():
                 shard.decide(lambda s: instances.create_instance(s, request, self._limits))
@@ -398,7 +392,6 @@ class GroupCoordinator:
 
         Starts that the group had may be dropped, with their last reader, while others are resolved.
         """
-        assert self._reader is not None
         generation = shard.generation
         starts: dict[TopicPartition, int] = {}
         while True:
@@ -471,14 +464,13 @@ class GroupCoordinator:
         await shard.settled()
 
     async def _offset_of(self, target: SeekTarget) -> int:
-        assert self._door is not None
         place = TopicPartition(target.topic, target.partition)
         match target.to:
             case Edge():
-                ends = await self._door.ends(place)
+                ends = await self._data.ends(place)
                 return ends.beginning if target.to is Edge.BEGINNING else ends.end
             case AtTime():
-                return await self._door.offset_at(place, target.to.timestamp_ms)
+                return await self._data.offset_at(place, target.to.timestamp_ms)
             case _:
                 if target.to < 0:
                     text = f"offset {target.to} of {target.topic}-{target.partition} is negative"
@@ -488,8 +480,8 @@ class GroupCoordinator:
     async def _know_topics(self, names: list[TopicName] | tuple[TopicName, ...]) -> None:
         """Wait once for a topic that another broker created a moment ago."""
         unknown = next((name for name in names if name not in self._topics), None)
-        if unknown is not None and self._door is not None:
-            await self._door.catch_up_with_topic(unknown)
+        if unknown is not None:
+            await self._data.catch_up_with_topic(unknown)
 
     # ---- proof
 

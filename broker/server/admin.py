@@ -15,8 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from broker.server import forwarding
+from broker.server import peer_codec
 from broker.server.local_partitions import local_progress
+from broker.server.peer_codec import PeerRequestKind
 from broker.server.requests import OwnFacts, PartitionProgress
 from broker.server.topics import check_not_internal
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel, PeerChannel
     from broker.replication.log_start_manager import LogTrimming
-    from broker.server.groups import LeaderRouter
     from broker.server.local_partitions import LocalPartitions
     from broker.server.metadata_loader import MetadataLoader
+    from broker.server.router import LeaderRouter
     from broker.server.topics import TopicRequests
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import PartitionRegistration
@@ -107,11 +108,11 @@ class RecordDeletion:
     ) -> int:
         if registration.leader == self._broker_id:
             return await self._trimming.delete_records(partition, before_offset, timeout_ms)
-        body = forwarding.encode_delete_records(partition, before_offset)
+        body = peer_codec.encode_delete_records(partition, before_offset)
         answer = await self._router.forward(
-            partition, registration, forwarding.DELETE_RECORDS, body, timeout_ms
+            partition, registration, PeerRequestKind.DELETE_RECORDS, body, timeout_ms
         )
-        return forwarding.decode_log_start(answer)
+        return peer_codec.decode_log_start(answer)
 
 
 _log = logging.getLogger("broker.admin")
@@ -210,14 +211,14 @@ class AdminRequests:
             answer = await self._peers.call(
                 broker_id,
                 registration.peer,
-                forwarding.OWN_FACTS,
-                forwarding.encode_own_facts(),
+                PeerRequestKind.OWN_FACTS,
+                peer_codec.encode_own_facts(),
                 PEER_TIMEOUT_MS,
             )
         except KafkaError as error:
             text = f"broker {broker_id} did not answer, and only it knows: {error.message}"
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, text) from error
-        return forwarding.decode_own_facts(answer)
+        return peer_codec.decode_own_facts(answer)
 
     async def progress(
         self, partitions: Sequence[TopicIdPartition]
@@ -254,12 +255,12 @@ class AdminRequests:
         registration = self._loader.image.brokers.get(leader)
         if registration is None:
             return
-        body = forwarding.encode_progress(places)
+        body = peer_codec.encode_progress(places)
         try:
             answer = await self._peers.call(
-                leader, registration.peer, forwarding.PROGRESS, body, PEER_TIMEOUT_MS
+                leader, registration.peer, PeerRequestKind.PROGRESS, body, PEER_TIMEOUT_MS
             )
         except KafkaError as error:
             _log.debug("no progress reported broker=%d error=%s", leader, error.code.name)
             return
-        found.update(forwarding.decode_progress(answer))
+        found.update(peer_codec.decode_progress(answer))

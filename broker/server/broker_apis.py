@@ -1,28 +1,24 @@
 """Entry point of all client requests: routes each to the partition's leader, here or one hop away.
 
 `http_api.server` calls `RoutedBrokerApis`. A request for a partition that is led elsewhere is
-forwarded once (decision D7). An attempt that surely appended nothing is repeated until the
-request's deadline, at the leader that the image names by then; an attempt of unknown outcome is not
-repeated (rule F1). Each kind of request has its own module in this folder.
+forwarded once (decision D7) by the `LeaderRouter`. Each kind of request has its own module in this
+folder.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from broker.record.lines import key_view
 from broker.record.values import partition_for_key
-from broker.server.admin import AdminRequests
+from broker.server.admin import AdminRequests, RecordDeletion
+from broker.server.coordinator_ports import BrokerDataReader
 from broker.server.direct_requests import DirectRequests
 from broker.server.fetch import ReadRouting
 from broker.server.forwarded_produce import (
-    DEPOSED_GRACE_MS,
     ForwardedProduces,
     PlacedRecords,
     ProducerIds,
@@ -47,18 +43,17 @@ from broker.server.requests import (
     ProduceRequest,
     RecordResult,
 )
+from broker.server.router import LeaderRouter
 from broker.server.topics import LiveConfigs, TopicRequests
 from raft_metadata.common.configs.table import TOPIC_CONFIGS
-from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
     ClusterId,
-    LeaderEpoch,
     PartitionId,
     TopicIdPartition,
     TopicName,
 )
-from raft_metadata.common.sequenced_sender import RETRIABLE_REFUSALS
 from raft_metadata.image.metadata_image import broker_layers
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 
@@ -68,9 +63,10 @@ if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.coordinator.group_messages import A, GroupDescription, GroupRequest
+    from broker.coordinator.reader import DataReader
     from broker.ports import ControllerChannel, PeerChannel
     from broker.record.lines import ProduceRecord
-    from broker.server.admin import RecordDeletion
+    from broker.replication.log_start_manager import LogTrimming
     from broker.server.fetch import FollowerReads
     from broker.server.health import Damage
     from broker.server.lifecycle import Lifecycle
@@ -78,17 +74,10 @@ if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import (
         MetadataImage,
-        PartitionRegistration,
         TopicImage,
     )
     from raft_metadata.records.commands import A as AdminAnswer
     from raft_metadata.records.commands import Command
-
-_log = logging.getLogger("broker.apis")
-T = TypeVar("T")
-
-REROUTE_PAUSE_MS = 100
-"""Longest pause before a refused attempt is made again; a new image ends it at once."""
 
 
 class RoutedBrokerApis:
@@ -106,19 +95,17 @@ class RoutedBrokerApis:
         lifecycle: Lifecycle,
         controllers: ControllerChannel,
         peers: PeerChannel,
-        coordinator: GroupCoordinator,
+        make_coordinator: Callable[[DataReader], GroupCoordinator],
+        follower_reads: FollowerReads,
+        trimming: LogTrimming,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
     ) -> None:
-        self.follower_reads: FollowerReads | None = None
-        """Reads for clients that name their rack; None: leaders serve all reads."""
-        self.deletion: RecordDeletion | None = None
-        """Deletion of records; the `BrokerServer` sets it before the first request."""
+        """Take ``make_coordinator``, called once: a coordinator reads through this object."""
         self._config = config
         self._local = local
         self._loader = loader
         self._lifecycle = lifecycle
-        self._peers = peers
         self._clock = clock
         self._configs = LiveConfigs(config)
         self._static_configs = config.static()
@@ -126,20 +113,23 @@ class RoutedBrokerApis:
         self._admin = AdminRequests(
             config, local, loader, controllers, peers, self.local_facts, self._topics
         )
-        self._groups = GroupRequests(
-            config, self, coordinator, loader, self._topics, clock, random_bytes
-        )
         self._metadata = MetadataRequests(config, loader, controllers, self._damage_of)
+        self.router = LeaderRouter(loader, peers, clock)
         self._rotation = int.from_bytes(random_bytes(4), "little")
         self._producer_ids = ProducerIds(config.broker_id, lifecycle, controllers)
         self.forwarded = ForwardedProduces(
             config.broker_id, lambda: self.image, local, self._producer_ids,
-            self.forward, clock, peers.post,
+            self.router.forward, clock, peers.post,
         )  # fmt: skip
         self.direct = DirectRequests(config, local, loader, self._configs, self.forwarded)
-        self._produces = ProduceRouting(config.broker_id, local, self, self.forwarded, clock)
-        self._reads = ReadRouting(config, local, self._existing, self, clock)
-        self._forwards: dict[TopicIdPartition, set[asyncio.Timeout]] = defaultdict(set)
+        self._produces = ProduceRouting(config.broker_id, local, self.router, self.forwarded, clock)
+        self._reads = ReadRouting(config, local, self._existing, self.router, follower_reads, clock)
+        self._deletion = RecordDeletion(config.broker_id, self.router, trimming, clock)
+        self.coordinator = make_coordinator(BrokerDataReader(self))
+        self._groups = GroupRequests(
+            config, self.router, self._reads, self.coordinator, loader, self._topics, clock,
+            random_bytes,
+        )  # fmt: skip
 
     # facts
 
@@ -332,134 +322,16 @@ class RoutedBrokerApis:
                     number, None if error_of_piece else offset, error_of_piece
                 )
 
-    # routing
-
-    async def _routed(
-        self,
-        partition: TopicIdPartition,
-        attempt: Callable[[PartitionRegistration, int], Awaitable[T]],
-        deadline_ms: int,
-    ) -> T:
-        """Call `attempt` with the present leader and the time left until one attempt succeeds.
-
-        Only refusals that surely appended nothing are repeated. Raises LEADER_NOT_AVAILABLE at
-        `deadline_ms`, on the monotonic clock.
-        """
-        last = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader")
-        while True:
-            registration = self.image.partition(*partition)
-            if registration is None and partition.topic_id not in self.image.topics:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted")
-            remaining_ms = deadline_ms - self._clock.monotonic_ms()
-            if registration is not None and registration.has_leader:
-                try:
-                    return await attempt(registration, max(1, remaining_ms))
-                except KafkaError as error:
-                    if error.outcome is Outcome.UNKNOWN or error.code not in RETRIABLE_REFUSALS:
-                        raise
-                    last = error
-            if deadline_ms - self._clock.monotonic_ms() <= 0:
-                text = f"no leader took the request in time: {last.message}"
-                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=last.outcome)
-            await self._pause(deadline_ms)
-
-    async def routed(
-        self,
-        partition: TopicIdPartition,
-        attempt: Callable[[PartitionRegistration, int], Awaitable[T]],
-        deadline_ms: int,
-        *,
-        pure: bool,
-    ) -> T:
-        """Call `attempt` with the leader of a partition until it succeeds or the deadline has come.
-
-        A `pure` attempt only reads, so it is repeated after an unknown outcome as well.
-        """
-        if pure:
-            return await self._routed_read(partition, attempt, deadline_ms)
-        return await self._routed(partition, attempt, deadline_ms)
-
-    async def _pause(self, deadline_ms: int) -> None:
-        """Wait for a new image, `REROUTE_PAUSE_MS` or the deadline, whichever comes first."""
-        pause_ms = min(REROUTE_PAUSE_MS, max(1, deadline_ms - self._clock.monotonic_ms()))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_ms / 1000):
-                await self._loader.changed()
-
-    async def forward(
-        self,
-        partition: TopicIdPartition,
-        registration: PartitionRegistration,
-        kind: int,
-        body: bytes,
-        timeout_ms: int,
-    ) -> bytes:
-        """Send a request to the leader in `registration`, once, and return the body of its answer.
-
-        If a newer leader epoch appears meanwhile, the answer is awaited for `DEPOSED_GRACE_MS`
-        only.
-        """
-        leader = self.image.brokers.get(registration.leader)
-        if leader is None:
-            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the leader is not registered")
-        forwards = self._forwards[partition]
-        scope = asyncio.timeout(timeout_ms / 1000 + 1)
-        try:
-            async with scope:
-                forwards.add(scope)
-                return await self._peers.call(leader.broker_id, leader.peer, kind, body, timeout_ms)
-        except TimeoutError:
-            text = f"broker {leader.broker_id} did not answer"
-            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
-        finally:
-            forwards.discard(scope)
-            if not forwards:
-                self._forwards.pop(partition, None)
-
-    def on_leader_changed(self, partition: TopicIdPartition, _epoch: LeaderEpoch) -> None:
-        """Wait for answers of the older leader for `DEPOSED_GRACE_MS` at most."""
-        soon = asyncio.get_running_loop().time() + DEPOSED_GRACE_MS / 1000
-        for scope in self._forwards.get(partition, ()):
-            when = scope.when()
-            if when is None or when > soon:
-                scope.reschedule(soon)
-
-    @property
-    def forwarded_partitions(self) -> Sequence[TopicIdPartition]:
-        """Partitions with a forward under way."""
-        return list(self._forwards)
-
     # reads
 
     async def fetch(self, request: FetchRequest) -> FetchResult:
-        return await self._reads.fetch(request, self.follower_reads)
+        return await self._reads.fetch(request)
 
     async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
         return await self._reads.offsets(topic, partition)
 
     async def delete_records(self, topic: TopicName, partition: PartitionId, before: int) -> int:
-        assert self.deletion is not None, "the broker set it before it listened"
-        return await self.deletion.delete(await self._existing(topic, partition), before)
-
-    async def _routed_read(
-        self,
-        partition: TopicIdPartition,
-        attempt: Callable[[PartitionRegistration, int], Awaitable[T]],
-        deadline_ms: int,
-    ) -> T:
-        """Call `attempt` as `_routed` does, and also repeat it after an unknown outcome."""
-
-        async def pure(registration: PartitionRegistration, timeout_ms: int) -> T:
-            try:
-                return await attempt(registration, timeout_ms)
-            except KafkaError as error:
-                if error.outcome is Outcome.UNKNOWN:
-                    raise KafkaError(
-                        ErrorCode.LEADER_NOT_AVAILABLE, error.message, outcome=Outcome.NOT_WRITTEN
-                    ) from error
-                raise
-
-        return await self._routed(partition, pure, deadline_ms)
+        return await self._deletion.delete(await self._existing(topic, partition), before)
 
     async def _existing(self, name: TopicName, number: PartitionId) -> TopicIdPartition:
         await self._topics.catch_up_with(name, number)

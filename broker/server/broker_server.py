@@ -21,12 +21,10 @@ from broker.replication.cleaning import make_cleaner
 from broker.replication.events import note_start
 from broker.replication.log_start_manager import LogTrimming
 from broker.replication.replica_manager import ReplicaManager
-from broker.server.admin import RecordDeletion
 from broker.server.broker_apis import RoutedBrokerApis
-from broker.server.coordinator_ports import BrokerDataReader, ReplicaShardLog
+from broker.server.coordinator_ports import ReplicaShardLog
 from broker.server.debug_state import BrokerDebugState
 from broker.server.fetch import FollowerReads
-from broker.server.forwarding import PeerRequests
 from broker.server.lifecycle import (
     PROGRESS_MS,
     DiskStallWatch,
@@ -36,6 +34,7 @@ from broker.server.lifecycle import (
 )
 from broker.server.local_partitions import LocalPartitions
 from broker.server.metadata_loader import MetadataLoader
+from broker.server.peer_requests import PeerRequests
 from broker.server.unclean import (
     PageCacheTopics,
     check_log_directory,
@@ -49,6 +48,7 @@ from raft_metadata.common.ids import IncarnationId, id_from_bytes
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
+    from broker.coordinator.reader import DataReader
     from broker.ports import ControllerChannel, PeerChannel
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.faults import FaultHandler
@@ -97,7 +97,9 @@ class BrokerServer:
         )
         stamps = self._lifecycle.controller_clock  # for append times (rule R10)
         local = LocalPartitions(config, self.manager, stamps, self._lifecycle.check_proof)
-        self._coordinator = self._make_coordinator(local, clock)
+        follower_reads = FollowerReads(
+            config, self.manager, peers, clock, self._lifecycle.check_proof
+        )
         self.apis = RoutedBrokerApis(
             config,
             local,
@@ -105,16 +107,13 @@ class BrokerServer:
             self._lifecycle,
             controllers,
             peers,
-            self._coordinator,
+            partial(self._make_coordinator, local, clock),
+            follower_reads,
+            self.trimming,
             clock,
             random_bytes,
         )
-        self._coordinator.attach(BrokerDataReader(self.apis))
-        follower_reads = FollowerReads(
-            config, self.manager, peers, clock, self._lifecycle.check_proof
-        )
-        self.apis.follower_reads = follower_reads
-        self.apis.deletion = RecordDeletion(config.broker_id, self.apis, self.trimming, clock)
+        self._coordinator = self.apis.coordinator
         self.debug_state = BrokerDebugState(
             config, self.manager, self.logs, self._lifecycle, self._loader, clock
         )
@@ -125,8 +124,8 @@ class BrokerServer:
             self._coordinator,
             self.apis.local_facts,
             follower_reads,
+            self.trimming,
         )
-        self.peer_services.trimming = self.trimming
 
     def _make_logs(self, disk: WatchedDisk) -> LogManager:
         config, faults = self._config, self._faults
@@ -153,7 +152,9 @@ class BrokerServer:
             matters=lambda: waits_for_sync(self.manager.replicas()),
         )
 
-    def _make_coordinator(self, local: LocalPartitions, clock: Clock) -> GroupCoordinator:
+    def _make_coordinator(
+        self, local: LocalPartitions, clock: Clock, reader: DataReader
+    ) -> GroupCoordinator:
         config = self._config
         return GroupCoordinator(
             config.broker_id,
@@ -161,6 +162,7 @@ class BrokerServer:
             self._lifecycle,
             self.manager.led_epoch,
             lambda where, epoch: ReplicaShardLog(local, where, epoch),
+            reader,
             poll_wait_ms_max=config.limits.max_fetch_wait_ms,
             rebalance_timeout_ms=config.timeouts.group_rebalance_timeout_ms,
         )
@@ -199,10 +201,7 @@ class BrokerServer:
             self._cache_is_kept = True  # earlier losses are recorded, and there are no later ones
             self._settled.set()
         self.apis.forwarded.image_changed()
-        for partition in self.apis.forwarded_partitions:
-            old, new = before.partition(*partition), image.partition(*partition)
-            if old is not None and new is not None and new.leader_epoch > old.leader_epoch:
-                self.apis.on_leader_changed(partition, new.leader_epoch)
+        self.apis.router.image_changed(before, image)
 
     async def start(self) -> None:
         """Open and sync every log (rule Q1).

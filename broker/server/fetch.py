@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from broker.replication.partition import Following
-from broker.server import forwarding
+from broker.server import peer_codec
 from broker.server.local_partitions import LocalPartitions, Read, Reads, ServingReplica
+from broker.server.peer_codec import PeerRequestKind
 from raft_metadata.common.configs.table import REPLICA_SELECTOR
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.image.metadata_image import broker_layers
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
-    from broker.server.groups import LeaderRouter
     from broker.server.requests import FetchRequest, FetchResult, OffsetsResult
+    from broker.server.router import LeaderRouter
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import PartitionId, TopicIdPartition, TopicName
     from raft_metadata.image.metadata_image import PartitionRegistration
@@ -66,6 +67,7 @@ class ReadRouting:
         local: LocalPartitions,
         existing: Existing,
         routing: LeaderRouter,
+        follower_reads: FollowerReads,
         clock: Clock,
     ) -> None:
         """Take ``existing``, which finds a partition or raises UNKNOWN_TOPIC_OR_PARTITION."""
@@ -74,20 +76,19 @@ class ReadRouting:
         self._local = local
         self._existing = existing
         self._routing = routing
+        self._follower_reads = follower_reads
         self._clock = clock
 
-    async def fetch(
-        self, request: FetchRequest, follower_reads: FollowerReads | None
-    ) -> FetchResult:
-        """Read from the leader, or by `follower_reads` if given and the request names a rack."""
+    async def fetch(self, request: FetchRequest) -> FetchResult:
+        """Read from the leader, or from a follower if the request names a rack."""
         limits = self._limits
         partition = await self._existing(request.topic, request.partition)
         max_wait_ms = max(0, min(request.max_wait_ms, limits.max_fetch_wait_ms))
         wait_until_ms = self._clock.monotonic_ms() + max_wait_ms
         patience_ms = max(max_wait_ms, request.leader_wait_ms, LEADER_MOVE_MS)
         deadline_ms = self._clock.monotonic_ms() + patience_ms
-        if follower_reads is not None and request.rack is not None:
-            found = await follower_reads.fetch(request, partition, max_wait_ms)
+        if request.rack is not None:
+            found = await self._follower_reads.fetch(request, partition, max_wait_ms)
             if found is not None:
                 return found
 
@@ -104,11 +105,11 @@ class ReadRouting:
             if registration.leader == self._broker_id:
                 return await self._local.fetch(read)
             grace_ms = ANSWER_GRACE_MS if request.timestamp_ms is None else TIME_LOOKUP_MS
-            body = forwarding.encode_fetch(read)
+            body = peer_codec.encode_fetch(read)
             answer = await self._ask(
-                partition, registration, forwarding.FETCH, body, wait_ms + grace_ms
+                partition, registration, PeerRequestKind.FETCH, body, wait_ms + grace_ms
             )
-            return forwarding.decode_fetch(answer)
+            return peer_codec.decode_fetch(answer)
 
         return await self._routing.routed(partition, attempt, deadline_ms, pure=True)
 
@@ -120,9 +121,11 @@ class ReadRouting:
         async def attempt(registration: PartitionRegistration, _timeout_ms: int) -> OffsetsResult:
             if registration.leader == self._broker_id:
                 return self._local.offsets(place)
-            body = forwarding.encode_offsets(place)
-            answer = await self._ask(place, registration, forwarding.OFFSETS, body, ANSWER_GRACE_MS)
-            return forwarding.decode_offsets(answer)
+            body = peer_codec.encode_offsets(place)
+            answer = await self._ask(
+                place, registration, PeerRequestKind.OFFSETS, body, ANSWER_GRACE_MS
+            )
+            return peer_codec.decode_offsets(answer)
 
         return await self._routing.routed(place, attempt, deadline_ms, pure=True)
 
@@ -208,12 +211,12 @@ class FollowerReads:
 
     async def _ask(self, image: MetadataImage, follower: BrokerId, read: Read) -> FetchResult:
         peer = image.brokers[follower].peer
-        body, timeout_ms = forwarding.encode_fetch(read), read.max_wait_ms + ANSWER_MARGIN_MS
+        body, timeout_ms = peer_codec.encode_fetch(read), read.max_wait_ms + ANSWER_MARGIN_MS
         async with asyncio.timeout(timeout_ms / 1000):
             answer = await self._peers.call(
-                follower, peer, forwarding.FETCH_FOLLOWER, body, timeout_ms
+                follower, peer, PeerRequestKind.FETCH_FOLLOWER, body, timeout_ms
             )
-        return forwarding.decode_fetch(answer)
+        return peer_codec.decode_fetch(answer)
 
     # on the follower that serves
 

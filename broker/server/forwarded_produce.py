@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from broker.ports import PeerRequest
 from broker.record.batch import RecordFormat
 from broker.record.lines import BATCH_BYTES_MAX, decode_records, encode_lines
-from broker.server import forwarding
+from broker.server import peer_codec
 from broker.server.local_partitions import Append
+from broker.server.peer_codec import PeerRequestKind
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.sequenced_sender import (
@@ -382,9 +383,9 @@ class ForwardedProduces:
         if leader is None:
             return False
         append = self._request(queue.partition, batch, may_begin=may_begin)
-        frame = forwarding.encode_claimed(append, *_body(batch))
+        frame = peer_codec.encode_claimed(append, *_body(batch))
         answered = partial(self._take_answer, queue, batch)
-        request = PeerRequest(forwarding.APPEND_CLAIMED, frame, append.timeout_ms, answered)
+        request = PeerRequest(PeerRequestKind.APPEND_CLAIMED, frame, append.timeout_ms, answered)
         posting = _Posting(queue, batch, may_begin, registration.leader_epoch, request)
         self._postings.setdefault((leader.broker_id, leader.peer), []).append(posting)
         if len(frame) >= POSTED_BYTES_MAX:
@@ -421,7 +422,7 @@ class ForwardedProduces:
         base_offset = -1
         try:
             if error is None:
-                base_offset = forwarding.decode_base_offset(body)
+                base_offset = peer_codec.decode_base_offset(body)
         except Exception as failure:  # noqa: BLE001 as in `_send`
             error = self._unexpected_error(queue, failure)
         self._finish_attempt(queue, batch, base_offset, error)
@@ -479,10 +480,10 @@ class ForwardedProduces:
         if registration.leader == self._broker_id:
             records = decode_records(b"".join(_body(batch)))
             return await self._local.append(replace(append, records=records))
-        frame = forwarding.encode_claimed(append, *_body(batch))
-        kind = forwarding.APPEND_CLAIMED
+        frame = peer_codec.encode_claimed(append, *_body(batch))
+        kind = PeerRequestKind.APPEND_CLAIMED
         answer = await self._forward(partition, registration, kind, frame, append.timeout_ms)
-        return forwarding.decode_base_offset(answer)
+        return peer_codec.decode_base_offset(answer)
 
     def _request(
         self, partition: TopicIdPartition, batch: InFlightBatch, *, may_begin: bool

@@ -9,9 +9,9 @@ are added here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from broker.coordinator import group_messages
 from broker.coordinator.group_messages import (
@@ -28,7 +28,8 @@ from broker.coordinator.group_messages import (
     Poll,
 )
 from broker.coordinator.records import OFFSETS_PARTITIONS, OFFSETS_TOPIC, partition_of_group
-from broker.server import forwarding
+from broker.server import peer_codec
+from broker.server.peer_codec import PeerRequestKind
 from broker.server.topics import TOPIC_NAME
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
@@ -44,16 +45,15 @@ from raft_metadata.records.commands import CreateTopic
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.coordinator.group_coordinator import GroupCoordinator
+    from broker.server.fetch import ReadRouting
     from broker.server.metadata_loader import MetadataLoader
-    from broker.server.requests import OffsetsResult
+    from broker.server.router import Attempt, LeaderRouter
     from broker.server.topics import TopicRequests
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import TopicName
     from raft_metadata.image.metadata_image import PartitionRegistration, TopicImage
 
 
 T = TypeVar("T")
-Attempt = Callable[["PartitionRegistration", int], Awaitable[T]]
 
 GROUP_TIMEOUT_MS = 10_000
 """Time to find a coordinator and to get its answer."""
@@ -67,25 +67,6 @@ LAGS_AT_ONCE = 32
 """Partitions whose end offsets are requested at the same time."""
 
 
-class LeaderRouter(Protocol):
-    """Port to `RoutedBrokerApis`: requests to a partition's leader, within a deadline."""
-
-    async def routed(
-        self, partition: TopicIdPartition, attempt: Attempt[T], deadline_ms: int, *, pure: bool
-    ) -> T: ...
-
-    async def forward(
-        self,
-        partition: TopicIdPartition,
-        registration: PartitionRegistration,
-        kind: int,
-        body: bytes,
-        timeout_ms: int,
-    ) -> bytes: ...
-
-    async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult: ...
-
-
 class GroupRequests:
     """Requests of groups on the broker that received them.
 
@@ -96,6 +77,7 @@ class GroupRequests:
         self,
         config: BrokerConfig,
         router: LeaderRouter,
+        reads: ReadRouting,
         coordinator: GroupCoordinator,
         loader: MetadataLoader,
         topics: TopicRequests,
@@ -104,6 +86,7 @@ class GroupRequests:
     ) -> None:
         self._config = config
         self._router = router
+        self._reads = reads
         self._coordinator = coordinator
         self._loader = loader
         self._topics = topics
@@ -173,7 +156,7 @@ class GroupRequests:
             body = group_messages.encode_request(sent)
             extra_ms = self._config.limits.max_fetch_wait_ms if poll is not None else 0
             answer = await self._router.forward(
-                partition, registration, forwarding.GROUP, body, timeout_ms + extra_ms
+                partition, registration, PeerRequestKind.GROUP, body, timeout_ms + extra_ms
             )
             return group_messages.decode_answer(sent, answer)
 
@@ -267,9 +250,9 @@ class GroupRequests:
         ) -> tuple[GroupDescription, ...]:
             if registration.leader == self._config.broker_id:
                 return tuple(await self._coordinator.list_groups(partition.partition))
-            body = forwarding.encode_list_groups(partition.partition)
+            body = peer_codec.encode_list_groups(partition.partition)
             answer = await self._router.forward(
-                partition, registration, forwarding.LIST_GROUPS, body, timeout_ms
+                partition, registration, PeerRequestKind.LIST_GROUPS, body, timeout_ms
             )
             return group_messages.decode_groups(answer)
 
@@ -290,7 +273,7 @@ class GroupRequests:
 
     async def _with_end(self, row: GroupOffsetRow) -> GroupOffsetRow:
         try:
-            ends = await self._router.offsets(row.topic, row.partition)
+            ends = await self._reads.offsets(row.topic, row.partition)
         except KafkaError:
             return row
         return replace(row, end_offset=ends.end_offset)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from broker.record.lines import are_bare, oversized
 from broker.record.values import NULL
-from broker.server import forwarding
+from broker.server import peer_codec
 from broker.server.forwarded_produce import (
     ATTEMPT_MS_MAX,
     ATTEMPT_MS_MIN,
@@ -22,14 +22,15 @@ from broker.server.forwarded_produce import (
     is_refused_for_producers,
 )
 from broker.server.local_partitions import Append, LocalPartitions
+from broker.server.peer_codec import PeerRequestKind
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from broker.record.lines import ProduceRecord
-    from broker.server.groups import LeaderRouter
     from broker.server.requests import ProduceRequest, RecordResult
+    from broker.server.router import LeaderRouter
     from broker.server.topics import LiveConfigs, TimestampLimits
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import BrokerId
@@ -148,11 +149,11 @@ class ProduceRouting:
                     placed = await self._forwarded.append(append, deadline_ms)
                     if not _all_refused_for_producers(placed):
                         return placed
-                body = forwarding.encode_append(now)
+                body = peer_codec.encode_append(now)
                 answer = await self._routing.forward(
-                    append.partition, registration, forwarding.APPEND, body, timeout_ms
+                    append.partition, registration, PeerRequestKind.APPEND, body, timeout_ms
                 )
-                base = forwarding.decode_base_offset(answer)
+                base = peer_codec.decode_base_offset(answer)
             return [PlacedRecords(len(append.records), base)]
 
         return await self._routing.routed(append.partition, attempt, deadline_ms, pure=False)
@@ -171,13 +172,13 @@ class ProduceRouting:
                     return await self._local.append(replace(append, timeout_ms=timeout_ms))
                 share_ms = min(max(timeout_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
                 now = replace(append, timeout_ms=min(timeout_ms, share_ms))
-                body = forwarding.encode_claimed(now, forwarding.encode_records(append.records))
+                body = peer_codec.encode_claimed(now, peer_codec.encode_records(append.records))
                 repeat = append.refused is not None
-                kind = forwarding.REPEAT_CLAIMED if repeat else forwarding.APPEND_CLAIMED
+                kind = PeerRequestKind.REPEAT_CLAIMED if repeat else PeerRequestKind.APPEND_CLAIMED
                 answer = await self._routing.forward(
                     append.partition, registration, kind, body, now.timeout_ms
                 )
-                return forwarding.decode_base_offset(answer)
+                return peer_codec.decode_base_offset(answer)
             except KafkaError as error:
                 if append.refused is not None and error.code is ErrorCode.INVALID_RECORD:
                     raise append.refused from None

@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.server import forwarding
+from broker.server import peer_codec
+from broker.server.peer_codec import PeerRequestKind
 from raft_metadata.common.configs.table import (
     AUTO_CREATE_TOPICS_ENABLE,
     CLEANUP_POLICY,
@@ -237,10 +238,10 @@ class TopicRequests:
         registration = self._loader.image.brokers.get(leader)
         if registration is None:
             return
-        body = forwarding.encode_await_metadata(offset)
+        body = peer_codec.encode_await_metadata(offset)
         with contextlib.suppress(KafkaError):  # it may have died: another broker will lead
             await self._peers.call(
-                leader, registration.peer, forwarding.AWAIT_METADATA, body, CATCH_UP_MS
+                leader, registration.peer, PeerRequestKind.AWAIT_METADATA, body, CATCH_UP_MS
             )
 
     async def delete(self, command: DeleteTopic) -> TopicDeleted:

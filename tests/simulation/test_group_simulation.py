@@ -291,9 +291,8 @@ async def live(seed: int) -> World:
         world.nodes.append(node)
         coordinator = GroupCoordinator(
             BrokerId(number + 1), LoopClock(), node, node.leading, node.make_log,
-            poll_wait_ms_max=60_000, rebalance_timeout_ms=2_000,
+            BrokerDataReader(world.apis), poll_wait_ms_max=60_000, rebalance_timeout_ms=2_000,
         )  # fmt: skip
-        coordinator.attach(BrokerDataReader(world.apis))
         coordinator.on_metadata_update(world.apis.image)
         world.coordinators.append(coordinator)
     async with asyncio.TaskGroup() as tasks:

@@ -10,9 +10,10 @@ from typing import Any
 from broker.ports import PeerCall, PeerRequest
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
-from broker.server import forwarding
+from broker.server import peer_codec
 from broker.server.forwarded_produce import ForwardedProduces, PlacedRecords
 from broker.server.local_partitions import Append
+from broker.server.peer_codec import PeerRequestKind
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -68,8 +69,8 @@ class Leader:
     async def forward(
         self, _partition: object, _registration: object, kind: int, body: bytes, _timeout_ms: int
     ) -> bytes:
-        head, text = forwarding._split(body)
-        assert kind == forwarding.APPEND_CLAIMED
+        head, text = peer_codec.split_body(body)
+        assert kind == PeerRequestKind.APPEND_CLAIMED
         self.sent.append(head)
         self.texts.append(text)
         if self.gate is not None and head["partition"] in self.gated:
@@ -78,7 +79,7 @@ class Leader:
         if error is not None:
             raise error
         base, self.end = self.end, self.end + len(decode_records(text))
-        return forwarding._join({"base_offset": base})
+        return peer_codec.join_body({"base_offset": base})
 
     async def append(self, request: Append) -> int:
         self.local.append(request)

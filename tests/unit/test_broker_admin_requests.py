@@ -12,10 +12,11 @@ from typing import Any, cast
 import pytest
 
 from broker.config import BrokerConfig, BrokerTimeouts
-from broker.server import forwarding
+from broker.server import peer_codec
 from broker.server.admin import AdminRequests
-from broker.server.forwarding import PeerRequests
 from broker.server.health import REASON_CHARACTERS_MAX, Damage, damage_led_here
+from broker.server.peer_codec import PeerRequestKind
+from broker.server.peer_requests import PeerRequests
 from broker.server.requests import OwnFacts, PartitionProgress
 from broker.server.topics import TopicRequests
 from raft_metadata.common.clock import SystemClock
@@ -85,7 +86,7 @@ class World:
     answer: object = field(default_factory=lambda: AlterAnswer(next_offset=THEN))
     asked: list[Command[Any]] = field(default_factory=list)
     called: list[tuple[int, int]] = field(default_factory=list)
-    peer: Callable[[int, bytes], bytes] = lambda _kind, _body: forwarding.encode_own_facts()
+    peer: Callable[[int, bytes], bytes] = lambda _kind, _body: peer_codec.encode_own_facts()
 
     def __post_init__(self) -> None:
         self.apis.add_topic(FLIGHTS, 2)
@@ -111,7 +112,13 @@ class World:
         )
         self.facts = facts
         self.services = PeerRequests(
-            self.local, cast("Any", None), loader, cast("Any", None), lambda: self.facts
+            self.local,
+            cast("Any", None),
+            loader,
+            cast("Any", None),
+            lambda: self.facts,
+            cast("Any", None),
+            cast("Any", None),
         )
 
     def leading(self, place: TopicIdPartition) -> tuple[Any, Any]:
@@ -182,7 +189,7 @@ async def test_a_changed_config_is_told_to_every_live_broker_first() -> None:
         resource_type=ResourceType.CLUSTER, resource_name="", name="flush", value="os"
     )
     await world.requests.ask(AlterConfigs(changes=(change,)))
-    assert world.called == [(OTHER, forwarding.AWAIT_METADATA)]
+    assert world.called == [(OTHER, PeerRequestKind.AWAIT_METADATA)]
 
 
 async def test_a_broker_that_does_not_answer_holds_no_config_up() -> None:
@@ -210,7 +217,7 @@ async def test_new_partitions_are_waited_for_not_an_old_one_without_a_leader() -
     world.apis.change_partition(FLIGHTS, 2, leader=OTHER)
     world.now_at(13)
     assert await task == added
-    assert world.called == [(OTHER, forwarding.AWAIT_METADATA)]
+    assert world.called == [(OTHER, PeerRequestKind.AWAIT_METADATA)]
 
 
 @pytest.mark.parametrize(
@@ -243,16 +250,16 @@ async def test_progress_is_asked_of_each_leader_once_and_what_is_missing_is_left
 
     # The other one leads partition 0 alone, by its own lights: it says nothing of 1 and 2.
     body = await other.services.answer(
-        forwarding.PROGRESS, forwarding.encode_progress(places[1:]), timeout_ms=100
+        PeerRequestKind.PROGRESS, peer_codec.encode_progress(places[1:]), timeout_ms=100
     )
     world.peer = lambda _kind, _body: body
     mine = PartitionProgress(log_end_offset=9, high_watermark=7, follower_ends={OTHER: 5})
     assert await world.requests.progress(places) == {places[0]: mine}
-    assert world.called == [(OTHER, forwarding.PROGRESS)]
+    assert world.called == [(OTHER, PeerRequestKind.PROGRESS)]
     body = await other.services.answer(
-        forwarding.PROGRESS, forwarding.encode_progress(places), timeout_ms=100
+        PeerRequestKind.PROGRESS, peer_codec.encode_progress(places), timeout_ms=100
     )
-    assert forwarding.decode_progress(body) == {places[0]: mine}
+    assert peer_codec.decode_progress(body) == {places[0]: mine}
 
 
 async def test_progress_goes_on_without_a_broker_that_is_silent() -> None:
@@ -269,7 +276,7 @@ async def test_progress_goes_on_without_a_broker_that_is_silent() -> None:
 async def test_what_a_broker_knows_of_itself_comes_from_itself() -> None:
     world, other = World(), World()
     body = await other.services.answer(
-        forwarding.OWN_FACTS, forwarding.encode_own_facts(), timeout_ms=100
+        PeerRequestKind.OWN_FACTS, peer_codec.encode_own_facts(), timeout_ms=100
     )
     world.peer = lambda _kind, _body: body
     expected = OwnFacts(
@@ -278,11 +285,13 @@ async def test_what_a_broker_knows_of_itself_comes_from_itself() -> None:
     assert await world.requests.own_facts(ME) == expected
     assert world.called == []
     assert await world.requests.own_facts(OTHER) == expected
-    assert world.called == [(OTHER, forwarding.OWN_FACTS)]
+    assert world.called == [(OTHER, PeerRequestKind.OWN_FACTS)]
     place = TopicIdPartition(FLIGHTS_ID, PartitionId(0))
     damage = Damage(count=7, partitions=((place, "damaged batch file=/x"),))
     other.facts = replace(expected, damage=damage)
-    body = await other.services.answer(forwarding.OWN_FACTS, forwarding.encode_own_facts(), 100)
+    body = await other.services.answer(
+        PeerRequestKind.OWN_FACTS, peer_codec.encode_own_facts(), 100
+    )
     assert (await world.requests.own_facts(OTHER)).damage == damage
 
 

@@ -12,8 +12,8 @@ from broker.log.disk import Disk
 from broker.replication.frames import Push, Valid
 from broker.replication.partition import Following
 from broker.server.fetch import FollowerReads, choose_follower
-from broker.server.forwarding import FETCH_FOLLOWER
 from broker.server.local_partitions import Read
+from broker.server.peer_codec import PeerRequestKind
 from broker.server.requests import FetchRequest
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -271,7 +271,7 @@ async def test_a_reader_is_served_in_its_rack_or_by_the_leader(tmp_path: Path) -
     assert await follower.reads.fetch(request("b", 11), HERE, 0) is None, "refused here"
     assert follower.peers.asked == []
     assert await follower.reads.fetch(request("c"), HERE, 0) is None, "refused there"
-    assert follower.peers.asked == [(THIRD, FETCH_FOLLOWER)]
+    assert follower.peers.asked == [(THIRD, PeerRequestKind.FETCH_FOLLOWER)]
 
 
 async def test_it_is_off_until_it_is_asked_for(tmp_path: Path) -> None:

@@ -212,8 +212,8 @@ def door(
     )
     made_door = RoutedBrokerApis(
         config, cast("Any", None), cast("Any", loader), cast("Any", None),
-        cast("Any", controllers), cast("Any", peers), cast("Any", coordinator), SystemClock(),
-        lambda count: bytes(range(count)),
+        cast("Any", controllers), cast("Any", peers), lambda _: cast("Any", coordinator),
+        cast("Any", None), cast("Any", None), SystemClock(), lambda count: bytes(range(count)),
     )  # fmt: skip
     return made_door, peers, controllers, coordinator
 
@@ -292,7 +292,7 @@ async def test_lags_come_from_the_leaders(tmp_path: Path, monkeypatch: pytest.Mo
     async def offsets(topic: TopicName, partition: PartitionId) -> OffsetsResult:
         return OffsetsResult(beginning_offset=0, end_offset=10)
 
-    monkeypatch.setattr(apis, "offsets", offsets)
+    monkeypatch.setattr(apis._reads, "offsets", offsets)
     [found] = await apis.group(GroupOffsets(group=G))
     assert (found.end_offset, found.lag) == (10, 3)
 

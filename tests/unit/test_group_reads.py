@@ -119,10 +119,10 @@ async def world() -> AsyncIterator[World]:
         Proven(),
         lambda where: LeaderEpoch(log.epoch) if where.partition == 0 else None,
         lambda where, epoch: log,
+        BrokerDataReader(apis),
         poll_wait_ms_max=60_000,
         rebalance_timeout_ms=30_000,
     )
-    coordinator.attach(BrokerDataReader(apis))
     coordinator.on_metadata_update(apis.image)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(coordinator.run())

@@ -14,10 +14,11 @@ import pytest
 from broker.config import BrokerConfig
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
-from broker.server import forwarding
+from broker.server import peer_codec
 from broker.server.direct_requests import DirectRequests
 from broker.server.forwarded_produce import PlacedRecords
 from broker.server.local_partitions import Append
+from broker.server.peer_codec import PeerRequestKind
 from broker.server.produce import ProduceRouting, check_claimed, refused_whole
 from broker.server.requests import (
     ACKS_ALL,
@@ -320,7 +321,7 @@ async def test_who_names_no_producer_is_not_refused_for_the_number_of_others(she
 
         async def forward(self, _partition: object, _to: object, kind: int, *_: object) -> bytes:
             kinds.append(kind)
-            return forwarding._join({"base_offset": 5})
+            return peer_codec.join_body({"base_offset": 5})
 
     fake: Any = Routing()
     local: Any = shell.leader
@@ -332,4 +333,4 @@ async def test_who_names_no_producer_is_not_refused_for_the_number_of_others(she
     )  # fmt: skip
     placed = await routing.place(append, SystemClock().monotonic_ms() + 1_000)
     assert placed == [PlacedRecords(1, 5)]
-    assert kinds == [forwarding.APPEND]
+    assert kinds == [PeerRequestKind.APPEND]

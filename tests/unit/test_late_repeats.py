@@ -12,9 +12,9 @@ import pytest
 
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
-from broker.server import forwarding
 from broker.server.broker_apis import RoutedBrokerApis
-from broker.server.forwarding import PeerRequests
+from broker.server.peer_codec import PeerRequestKind
+from broker.server.peer_requests import PeerRequests
 from broker.server.requests import ProduceRequest
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -37,7 +37,7 @@ class Brokers:
         self.kinds: list[int] = []
         """The leader is of a version that does not know the question."""
         nothing: Any = None
-        self.services = PeerRequests(here.local, here.manager, nothing, nothing, nothing)
+        self.services = PeerRequests(here.local, here.manager, *[nothing] * 5)
         self.leader = self._apis(directory, ME)
         self.other = self._apis(directory, OTHER)
         self.learn({})
@@ -50,8 +50,8 @@ class Brokers:
             controller_clock=SimpleNamespace(wall_ms=lambda: self.now_ms)
         )
         return RoutedBrokerApis(
-            config, self.here.local, loader, lifecycle, nothing, loader, nothing, SystemClock(),
-            lambda count: bytes(range(count)),
+            config, self.here.local, loader, lifecycle, nothing, loader, lambda _: nothing,
+            nothing, nothing, SystemClock(), lambda count: bytes(range(count)),
         )  # fmt: skip
 
     def learn(self, configs: dict[str, str]) -> None:
@@ -169,7 +169,7 @@ async def test_a_leader_is_not_asked_to_append_what_is_refused(brokers: Brokers)
         await brokers.other.produce(request(2))
     assert refused.value.code is ErrorCode.INVALID_TIMESTAMP
     assert brokers.log_end == 2
-    assert brokers.kinds == [forwarding.APPEND_CLAIMED, forwarding.REPEAT_CLAIMED]
+    assert brokers.kinds == [PeerRequestKind.APPEND_CLAIMED, PeerRequestKind.REPEAT_CLAIMED]
 
 
 async def test_one_partition_that_is_not_there_refuses_all_and_nothing_is_written(

@@ -11,10 +11,11 @@ import pytest
 from typing_extensions import override
 
 from broker.config import BrokerConfig
-from broker.server import fetch, forwarding
-from broker.server.broker_apis import REROUTE_PAUSE_MS, RoutedBrokerApis
+from broker.server import fetch, peer_codec
+from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.fetch import LEADER_MOVE_MS, LEADER_WAIT_MS
 from broker.server.requests import FetchRequest
+from broker.server.router import REROUTE_PAUSE_MS
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 T, ZERO = TopicName("flights"), PartitionId(0)
 LEADER = BrokerId(1)
-ENDS = forwarding._join({"beginning_offset": 3, "end_offset": 9})
+ENDS = peer_codec.join_body({"beginning_offset": 3, "end_offset": 9})
 
 
 class SetClock(SystemClock):
@@ -120,8 +121,8 @@ def door(directory: Path, image: MetadataImage, answer: bytes | None = None) -> 
     )
     nobody = cast("Any", None)
     apis = RoutedBrokerApis(
-        config, nobody, cast("Any", loader), nobody, nobody, cast("Any", peers), nobody,
-        clock, lambda count: bytes(range(count)),
+        config, nobody, cast("Any", loader), nobody, nobody, cast("Any", peers),
+        lambda _: nobody, nobody, nobody, clock, lambda count: bytes(range(count)),
     )  # fmt: skip
     return Door(apis, loader, clock, peers)
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.replication.replica import Replica
-    from broker.server.groups import LeaderRouter
+    from broker.server.router import LeaderRouter
     from raft_metadata.image.metadata_image import PartitionRegistration
 
 HERE = TopicIdPartition(FIRST_ID, ZERO)
