@@ -16,6 +16,33 @@ from typing import Any
 import orjson
 
 from http_api.client.calls import Answer, Call, ProtocolError, Request, path_of
+from http_api.contract.resources import (
+    AddingReplica,
+    BrokerInfo,
+    ConfigInfo,
+    DrainProgress,
+    Features,
+    PartitionInfo,
+    ReassignmentInfo,
+    StuckPartition,
+    broker_of,
+    config_of,
+    features_of,
+    partition_of,
+    progress_of,
+    reassignment_of,
+)
+
+__all__ = [
+    "AddingReplica",
+    "BrokerInfo",
+    "ConfigInfo",
+    "DrainProgress",
+    "Features",
+    "PartitionInfo",
+    "ReassignmentInfo",
+    "StuckPartition",
+]  # of the contract, for users of these calls
 
 CREATE_TIMEOUT_S = 60.0
 """Seconds that one attempt may take at a request which the controller has to carry out."""
@@ -31,22 +58,6 @@ class ClusterInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerInfo:
-    """A registered broker, the URL that clients use for it, and its share of the partitions."""
-
-    broker_id: int
-    url: str
-    rack: str | None
-    state: str
-    """starting | unfenced | controlled_shutdown | fenced."""
-    broker_epoch: int
-    drain: str
-    """none | leaders | replicas."""
-    leader_count: int
-    replica_count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
     """A topic, without its partitions."""
 
@@ -55,30 +66,6 @@ class TopicInfo:
     partitions_count: int
     replication_factor: int
     is_internal: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionInfo:
-    """A partition with its leader, epochs and replicas. ``leader`` is None if it has none."""
-
-    topic: str
-    partition: int
-    leader: int | None
-    leader_epoch: int
-    partition_epoch: int
-    replicas: tuple[int, ...]
-    """In order of preference: the first is the preferred leader."""
-    isr: tuple[int, ...]
-    elr: tuple[int, ...]
-    """Eligible leader replicas: out of sync, and known to hold all committed records (KIP-966)."""
-    adding: tuple[int, ...]
-    removing: tuple[int, ...]
-    last_known_leader: int | None
-
-    @property
-    def out_of_sync(self) -> tuple[int, ...]:
-        """Replicas that are not in the ISR; empty for a healthy partition."""
-        return tuple(broker for broker in self.replicas if broker not in self.isr)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,37 +226,6 @@ def v3_path(cluster_id: str, *parts: object, query: Mapping[str, object] | None 
     return path_of("v3", "clusters", cluster_id, *parts, query=query)
 
 
-def broker_of(row: Mapping[str, Any]) -> BrokerInfo:
-    """Return the broker that a row of a v3 answer describes."""
-    return BrokerInfo(
-        broker_id=row["broker_id"],
-        url=f"http://{_in_brackets(row['host'])}:{row['port']}",
-        rack=row.get("rack"),
-        state=row["state"],
-        broker_epoch=row["broker_epoch"],
-        drain=row["drain"],
-        leader_count=row["leader_count"],
-        replica_count=row["replica_count"],
-    )
-
-
-def partition_of(row: Mapping[str, Any]) -> PartitionInfo:
-    """Return the partition that a row of a v3 answer describes."""
-    return PartitionInfo(
-        topic=row["topic_name"],
-        partition=row["partition_id"],
-        leader=_leader(row["leader"]),
-        leader_epoch=row["leader_epoch"],
-        partition_epoch=row["partition_epoch"],
-        replicas=tuple(row["replica_ids"]),
-        isr=tuple(row["isr"]),
-        elr=tuple(row["elr"]),
-        adding=tuple(row["adding_replicas"]),
-        removing=tuple(row["removing_replicas"]),
-        last_known_leader=row["last_known_leader"],
-    )
-
-
 def _topic(row: Mapping[str, Any]) -> TopicInfo:
     return TopicInfo(
         name=row["topic_name"],
@@ -280,52 +236,12 @@ def _topic(row: Mapping[str, Any]) -> TopicInfo:
     )
 
 
-def _leader(link: Mapping[str, str] | None) -> int | None:
-    """Return the broker id at the end of ``leader.related`` (``…/replicas/<id>``), or None."""
-    return None if link is None else int(link["related"].rpartition("/")[2])
-
-
-def _in_brackets(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StuckPartition:
-    """A partition that a drain could not move yet, and the reason."""
-
-    topic: str
-    partition: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainProgress:
-    """Leaderships and replicas that a drain still has to move off its broker."""
-
-    is_done: bool
-    leaders_left: int
-    replicas_left: int
-    stuck: tuple[StuckPartition, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDetails:
     """A registered broker; ``progress`` is None unless the broker is being drained."""
 
     info: BrokerInfo
     progress: DrainProgress | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
-    """The finalized ``metadata.version``, and the highest level that each broker supports."""
-
-    metadata_version: int
-    supported_min: int
-    supported_max: int
-    brokers: Mapping[int, int]
-    metadata_version_before: int | None = None
-    """Level before an upgrade; None in the answer to any other call."""
 
 
 def broker(cluster_id: str, broker_id: int) -> Call[BrokerDetails]:
@@ -365,7 +281,7 @@ def unregister(cluster_id: str, broker_id: int) -> Call[None]:
 def features(cluster_id: str) -> Call[Features]:
     """Return the call that reads ``metadata.version`` and the levels that the brokers support."""
     request = Request(method="GET", path=v3_path(cluster_id, "features"))
-    return Call(request, lambda answer: _features(answer.json()))
+    return Call(request, lambda answer: features_of(answer.json()))
 
 
 def upgrade(
@@ -381,37 +297,13 @@ def upgrade(
         body=orjson.dumps({"metadata_version": level, "validate_only": validate_only}),
         timeout_s=CREATE_TIMEOUT_S,
     )
-    return Call(request, lambda answer: _features(answer.json()))
+    return Call(request, lambda answer: features_of(answer.json()))
 
 
 def _details(row: Mapping[str, Any]) -> BrokerDetails:
     progress = row.get("drain_progress")
     return BrokerDetails(
-        info=broker_of(row), progress=None if progress is None else _progress(progress)
-    )
-
-
-def _progress(row: Mapping[str, Any]) -> DrainProgress:
-    return DrainProgress(
-        is_done=row["is_done"],
-        leaders_left=row["leaders_left"],
-        replicas_left=row["replicas_left"],
-        stuck=tuple(
-            StuckPartition(
-                topic=one["topic_name"], partition=one["partition_id"], reason=one["reason"]
-            )
-            for one in row["stuck"]
-        ),
-    )
-
-
-def _features(row: Mapping[str, Any]) -> Features:
-    return Features(
-        metadata_version=row["metadata_version"],
-        supported_min=row["supported_min"],
-        supported_max=row["supported_max"],
-        brokers={one["broker_id"]: one["supported_max"] for one in row["brokers"]},
-        metadata_version_before=row.get("metadata_version_before"),
+        info=broker_of(row), progress=None if progress is None else progress_of(progress)
     )
 
 
@@ -441,35 +333,16 @@ OF_CLUSTER = ConfigPlace(("broker-configs",))
 """Configs that hold for all brokers, and defaults for topics."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigInfo:
-    """A config of a resource: the value in force, its source, and the other values set for it."""
-
-    name: str
-    value: str
-    source: str
-    is_default: bool
-    is_read_only: bool
-    synonyms: tuple[tuple[str, str], ...]
-    """(value, source) of every place where the config is set; the value in force comes first."""
-    meaning: str
-    expected: str
-    update: str
-    """``live`` or ``restart``: a new value is in force at once, or after a restart."""
-    broker_id: int | None
-    topic: str | None
-
-
 def configs(cluster_id: str, place: ConfigPlace) -> Call[list[ConfigInfo]]:
     """Return the call that lists all configs in force at a place."""
     request = Request(method="GET", path=v3_path(cluster_id, *place.path))
-    return Call(request, lambda answer: [_config(row) for row in answer.resources()])
+    return Call(request, lambda answer: [config_of(row) for row in answer.resources()])
 
 
 def config(cluster_id: str, place: ConfigPlace, name: str) -> Call[ConfigInfo]:
     """Return the call that reads a config; `ApiError` 404 if no config has this name."""
     request = Request(method="GET", path=v3_path(cluster_id, *place.path, name))
-    return Call(request, lambda answer: _config(answer.json()))
+    return Call(request, lambda answer: config_of(answer.json()))
 
 
 def alter_configs(
@@ -502,60 +375,10 @@ def _ignore_answer(_: Answer) -> None:
     return None
 
 
-def _config(row: Mapping[str, Any]) -> ConfigInfo:
-    return ConfigInfo(
-        name=row["name"],
-        value=row["value"],
-        source=row["source"],
-        is_default=row["is_default"],
-        is_read_only=row["is_read_only"],
-        synonyms=tuple((one["value"], one["source"]) for one in row["synonyms"]),
-        meaning=row["meaning"],
-        expected=row["expected"],
-        update=row["update"],
-        broker_id=row.get("broker_id"),
-        topic=row.get("topic_name"),
-    )
-
-
 ALL = "-"
 """Stands in a path for every topic or every partition."""
 Place = tuple[str, int]
 """(topic, partition)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddingReplica:
-    """Progress of a replica that a reassignment adds.
-
-    The offsets are None until the partition's leader has received a fetch from the replica.
-    """
-
-    broker_id: int
-    log_end_offset: int | None
-    lag: int | None
-    is_in_sync: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReassignmentInfo:
-    """A partition whose replicas are being moved.
-
-    ``adding`` and ``removing`` are empty once the reassignment is complete.
-    """
-
-    topic: str
-    partition: int
-    replicas: tuple[int, ...]
-    adding: tuple[int, ...]
-    removing: tuple[int, ...]
-    leader_end_offset: int | None
-    progress: tuple[AddingReplica, ...]
-
-    @property
-    def is_under_way(self) -> bool:
-        """Return True until every replica has been added or removed."""
-        return bool(self.adding or self.removing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -678,24 +501,4 @@ def _reassignments_path(cluster_id: str, topic: str) -> str:
 def _parse_reassignments(answer: Answer) -> list[ReassignmentInfo]:
     if answer.status == 204:  # validate_only: nothing was started
         return []
-    return [_reassignment_of(row) for row in answer.resources()]
-
-
-def _reassignment_of(row: Mapping[str, Any]) -> ReassignmentInfo:
-    return ReassignmentInfo(
-        topic=row["topic_name"],
-        partition=row["partition_id"],
-        replicas=tuple(row["replica_ids"]),
-        adding=tuple(row["adding_replicas"]),
-        removing=tuple(row["removing_replicas"]),
-        leader_end_offset=row["leader_end_offset"],
-        progress=tuple(
-            AddingReplica(
-                broker_id=one["broker_id"],
-                log_end_offset=one["log_end_offset"],
-                lag=one["lag"],
-                is_in_sync=one["is_in_sync"],
-            )
-            for one in row["progress"]
-        ),
-    )
+    return [reassignment_of(row) for row in answer.resources()]

@@ -1,10 +1,10 @@
 """JSON shapes of the v3 API (Confluent's admin API), without groups and quorum.
 
-The routes of `http_api.server.routes.v3` fill the facts below from the metadata image, and the
-functions turn them into resources. Each resource names itself by its URL and its crn (Confluent
-resource name), both made by `Links`. In order: clusters, brokers, topics, partitions; moves of
-replicas, elections, features, drains; configs, of which ``meaning``, ``expected`` and ``update``
-(live | restart) extend Confluent's fields.
+The routes of `http_api.server.routes.v3` fill the dataclasses of `contract.resources` from the
+metadata image, and the functions below turn them into resources. Each resource names itself by its
+URL and its crn (Confluent resource name), both made by `Links`. In order: clusters, brokers,
+topics, partitions; moves of replicas, elections, features, drains; configs, of which ``meaning``,
+``expected`` and ``update`` (live | restart) extend Confluent's fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract.v2 import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from http_api.contract.resources import (
+        BrokerInfo,
+        ConfigInfo,
+        DrainProgress,
+        Features,
+        PartitionInfo,
+        ReassignmentInfo,
+    )
 
 
 JsonObject = dict[str, Any]
@@ -51,43 +58,6 @@ class Links:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionFacts:
-    """Properties of a partition in the metadata image, named as in the API."""
-
-    partition_id: int
-    leader: int | None
-    leader_epoch: int
-    partition_epoch: int
-    replicas: Sequence[int]
-    """Broker ids in order of preference; the first is the preferred leader."""
-    isr: Sequence[int]
-    elr: Sequence[int]
-    adding: Sequence[int] = ()
-    removing: Sequence[int] = ()
-    last_known_leader: int | None = None
-
-    @property
-    def out_of_sync(self) -> list[int]:
-        """Replicas that are not in the ISR; empty for a healthy partition."""
-        return [replica for replica in self.replicas if replica not in self.isr]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerFacts:
-    """Properties of a registered broker in the metadata image."""
-
-    broker_id: int
-    http: str
-    """Advertised ``host:port`` of the broker's HTTP listener."""
-    rack: str | None
-    state: str
-    broker_epoch: int
-    drain: str
-    leader_count: int
-    replica_count: int
-
-
 def clusters(base_url: str, data: list[JsonObject]) -> JsonObject:
     """Return the list of clusters, which always has one entry."""
     return {
@@ -118,25 +88,25 @@ def cluster(links: Links, controller_id: int | None) -> JsonObject:
     }
 
 
-def broker(links: Links, facts: BrokerFacts) -> JsonObject:
+def broker(links: Links, info: BrokerInfo) -> JsonObject:
     """Return a broker: Confluent's fields, and its state and share of the partitions."""
-    host, _, port = facts.http.rpartition(":")
-    path = ("brokers", facts.broker_id)
+    host, _, port = info.url.removeprefix("http://").rpartition(":")
+    path = ("brokers", info.broker_id)
     return {
         "kind": "KafkaBroker",
-        "metadata": links.metadata(f"broker={facts.broker_id}", *path),
+        "metadata": links.metadata(f"broker={info.broker_id}", *path),
         "cluster_id": links.cluster_id,
-        "broker_id": facts.broker_id,
+        "broker_id": info.broker_id,
         "host": host.strip("[]"),
         "port": int(port),
-        "rack": facts.rack,
+        "rack": info.rack,
         "configs": links.related(*path, "configs"),
         "partition_replicas": links.related(*path, "partition-replicas"),
-        "state": facts.state,
-        "broker_epoch": facts.broker_epoch,
-        "drain": facts.drain,
-        "leader_count": facts.leader_count,
-        "replica_count": facts.replica_count,
+        "state": info.state,
+        "broker_epoch": info.broker_epoch,
+        "drain": info.drain,
+        "leader_count": info.leader_count,
+        "replica_count": info.replica_count,
     }
 
 
@@ -160,46 +130,44 @@ def topic(
     }
 
 
-def partition(links: Links, topic_name: str, facts: PartitionFacts) -> JsonObject:
+def partition(links: Links, info: PartitionInfo) -> JsonObject:
     """Return a partition: Confluent's fields, and our epochs, replicas and ISR."""
-    path = ("topics", topic_name, "partitions", facts.partition_id)
+    path = ("topics", info.topic, "partitions", info.partition)
     return {
         "kind": "KafkaPartition",
-        "metadata": links.metadata(f"topic={topic_name}/partition={facts.partition_id}", *path),
+        "metadata": links.metadata(f"topic={info.topic}/partition={info.partition}", *path),
         "cluster_id": links.cluster_id,
-        "topic_name": topic_name,
-        "partition_id": facts.partition_id,
-        "leader": (
-            None if facts.leader is None else links.related(*path, "replicas", facts.leader)
-        ),
+        "topic_name": info.topic,
+        "partition_id": info.partition,
+        "leader": (None if info.leader is None else links.related(*path, "replicas", info.leader)),
         "replicas": links.related(*path, "replicas"),
         "reassignment": links.related(*path, "reassignment"),
-        "leader_epoch": facts.leader_epoch,
-        "partition_epoch": facts.partition_epoch,
-        "isr": list(facts.isr),
-        "elr": list(facts.elr),
-        "replica_ids": list(facts.replicas),
-        "out_of_sync": facts.out_of_sync,
-        "adding_replicas": list(facts.adding),
-        "removing_replicas": list(facts.removing),
-        "last_known_leader": facts.last_known_leader,
+        "leader_epoch": info.leader_epoch,
+        "partition_epoch": info.partition_epoch,
+        "isr": list(info.isr),
+        "elr": list(info.elr),
+        "replica_ids": list(info.replicas),
+        "out_of_sync": list(info.out_of_sync),
+        "adding_replicas": list(info.adding),
+        "removing_replicas": list(info.removing),
+        "last_known_leader": info.last_known_leader,
     }
 
 
-def replica(links: Links, topic_name: str, facts: PartitionFacts, broker_id: int) -> JsonObject:
+def replica(links: Links, info: PartitionInfo, broker_id: int) -> JsonObject:
     """Return a replica of a partition; ``is_eligible`` if it is in the ISR or the ELR (KIP-966)."""
-    crn = f"topic={topic_name}/partition={facts.partition_id}/replica={broker_id}"
-    path = ("topics", topic_name, "partitions", facts.partition_id, "replicas", broker_id)
+    crn = f"topic={info.topic}/partition={info.partition}/replica={broker_id}"
+    path = ("topics", info.topic, "partitions", info.partition, "replicas", broker_id)
     return {
         "kind": "KafkaReplica",
         "metadata": links.metadata(crn, *path),
         "cluster_id": links.cluster_id,
-        "topic_name": topic_name,
-        "partition_id": facts.partition_id,
+        "topic_name": info.topic,
+        "partition_id": info.partition,
         "broker_id": broker_id,
-        "is_leader": broker_id == facts.leader,
-        "is_in_sync": broker_id in facts.isr,
-        "is_eligible": broker_id in facts.isr or broker_id in facts.elr,
+        "is_leader": broker_id == info.leader,
+        "is_in_sync": broker_id in info.isr,
+        "is_eligible": broker_id in info.isr or broker_id in info.elr,
         "broker": links.related("brokers", broker_id),
     }
 
@@ -237,47 +205,21 @@ NO_AUTHORIZER = "No Authorizer is configured."
 """Kafka's text for any request about ACLs while security is off; error 40002 as Confluent's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddingReplicaFacts:
-    """Progress of a replica that a reassignment adds.
-
-    The offsets are None until the partition's leader has received a fetch from the replica.
-    """
-
-    broker_id: int
-    log_end_offset: int | None
-    lag: int | None
-    is_in_sync: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReassignmentFacts:
-    """A partition whose replicas are being moved (KIP-455)."""
-
-    topic: str
-    partition_id: int
-    replicas: Sequence[int]
-    adding: Sequence[int]
-    removing: Sequence[int]
-    leader_end_offset: int | None
-    progress: Sequence[AddingReplicaFacts]
-
-
-def reassignment(links: Links, facts: ReassignmentFacts) -> JsonObject:
+def reassignment(links: Links, info: ReassignmentInfo) -> JsonObject:
     """Return a reassignment; ``replica_ids``, ``leader_end_offset`` and ``progress`` are ours."""
-    place = ("topics", facts.topic, "partitions", facts.partition_id)
-    crn = f"topic={facts.topic}/partition={facts.partition_id}/reassignment"
+    place = ("topics", info.topic, "partitions", info.partition)
+    crn = f"topic={info.topic}/partition={info.partition}/reassignment"
     return {
         "kind": "KafkaReassignment",
         "metadata": links.metadata(crn, *place, "reassignment"),
         "cluster_id": links.cluster_id,
-        "topic_name": facts.topic,
-        "partition_id": facts.partition_id,
-        "adding_replicas": list(facts.adding),
-        "removing_replicas": list(facts.removing),
+        "topic_name": info.topic,
+        "partition_id": info.partition,
+        "adding_replicas": list(info.adding),
+        "removing_replicas": list(info.removing),
         "replicas": links.related(*place, "replicas"),
-        "replica_ids": list(facts.replicas),
-        "leader_end_offset": facts.leader_end_offset,
+        "replica_ids": list(info.replicas),
+        "leader_end_offset": info.leader_end_offset,
         "progress": [
             {
                 "broker_id": one.broker_id,
@@ -285,7 +227,7 @@ def reassignment(links: Links, facts: ReassignmentFacts) -> JsonObject:
                 "lag": one.lag,
                 "is_in_sync": one.is_in_sync,
             }
-            for one in facts.progress
+            for one in info.progress
         ],
     }
 
@@ -308,72 +250,33 @@ def election(
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeatureFacts:
-    """The finalized ``metadata.version`` and the levels that brokers support (KIP-584)."""
-
-    level: int
-    low: int
-    high: int
-    """Highest level that the answering broker supports; `low` is its lowest."""
-    brokers: Mapping[int, int]
-    """Broker id → highest level that this registered broker supports."""
-
-
-def features(links: Links, facts: FeatureFacts) -> JsonObject:
+def features(links: Links, info: Features) -> JsonObject:
     """Return the finalized level, and the levels that each broker supports."""
     return {
         "kind": "KafkaFeatures",
         "metadata": links.metadata("feature=metadata.version", "features"),
         "cluster_id": links.cluster_id,
-        "metadata_version": facts.level,
-        "supported_min": facts.low,
-        "supported_max": facts.high,
+        "metadata_version": info.metadata_version,
+        "supported_min": info.supported_min,
+        "supported_max": info.supported_max,
         "brokers": [
-            {"broker_id": broker_id, "supported_min": facts.low, "supported_max": level}
-            for broker_id, level in sorted(facts.brokers.items())
+            {"broker_id": broker_id, "supported_min": info.supported_min, "supported_max": level}
+            for broker_id, level in sorted(info.brokers.items())
         ],
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StuckPartitionFacts:
-    """A partition that a drain could not move yet, and the reason."""
-
-    topic: str
-    partition_id: int
-    reason: str
-
-
-def drain_progress(
-    leaders_left: int, replicas_left: int, stuck: Sequence[StuckPartitionFacts], *, is_done: bool
-) -> JsonObject:
+def drain_progress(progress: DrainProgress) -> JsonObject:
     """Return the leaderships and replicas that a drain still has to move."""
     return {
-        "is_done": is_done,
-        "leaders_left": leaders_left,
-        "replicas_left": replicas_left,
+        "is_done": progress.is_done,
+        "leaders_left": progress.leaders_left,
+        "replicas_left": progress.replicas_left,
         "stuck": [
-            {"topic_name": one.topic, "partition_id": one.partition_id, "reason": one.reason}
-            for one in stuck
+            {"topic_name": one.topic, "partition_id": one.partition, "reason": one.reason}
+            for one in progress.stuck
         ],
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigFacts:
-    """A config of a resource, named as in the API."""
-
-    name: str
-    value: str
-    source: str
-    is_default: bool
-    is_read_only: bool
-    synonyms: Sequence[tuple[str, str]]
-    """(value, source) of every place where the config is set; the value in force comes first."""
-    meaning: str
-    expected: str
-    update: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,24 +326,23 @@ CLUSTER_OWNER = ConfigOwner(
 """Owner of the configs of all brokers and controllers, and of the defaults of topics."""
 
 
-def config(links: Links, owner: ConfigOwner, facts: ConfigFacts) -> JsonObject:
+def config(links: Links, owner: ConfigOwner, info: ConfigInfo) -> JsonObject:
     """Return a config of a topic, a broker or the cluster."""
     return {
         "kind": owner.kind,
-        "metadata": links.metadata(owner.crn + facts.name, *owner.path, facts.name),
+        "metadata": links.metadata(owner.crn + info.name, *owner.path, info.name),
         "cluster_id": links.cluster_id,
         **dict(owner.fields),
-        "name": facts.name,
-        "value": facts.value,
-        "is_default": facts.is_default,
-        "is_read_only": facts.is_read_only,
+        "name": info.name,
+        "value": info.value,
+        "is_default": info.is_default,
+        "is_read_only": info.is_read_only,
         "is_sensitive": False,
-        "source": facts.source,
+        "source": info.source,
         "synonyms": [
-            {"name": facts.name, "value": value, "source": source}
-            for value, source in facts.synonyms
+            {"name": info.name, "value": value, "source": source} for value, source in info.synonyms
         ],
-        "meaning": facts.meaning,
-        "expected": facts.expected,
-        "update": facts.update,
+        "meaning": info.meaning,
+        "expected": info.expected,
+        "update": info.update,
     }

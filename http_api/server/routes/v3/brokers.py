@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.contract.v3 import JsonObject, StuckPartitionFacts, drain_progress
+from http_api.contract.resources import BrokerInfo, DrainProgress, StuckPartition
+from http_api.contract.v3 import JsonObject, drain_progress
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import each_partition, live_brokers
 from http_api.server.request_parsing import (
@@ -24,7 +25,7 @@ from http_api.server.request_parsing import (
     word,
 )
 from http_api.server.routes.v3.clusters import ClusterPath
-from http_api.server.routes.v3.partitions import partition_facts
+from http_api.server.routes.v3.partitions import partition_info
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.controller.broker_views import is_drained, is_electable
 from raft_metadata.records.commands import DrainBroker, UnregisterBroker
@@ -52,7 +53,7 @@ STUCK_SHOWN_MAX = 100
 async def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonObject:
     """Return what the broker still leads and holds, and why the first partitions have not moved."""
     leaders = replicas = 0
-    stuck: list[StuckPartitionFacts] = []
+    stuck: list[StuckPartition] = []
     async for topic, number, partition in each_partition(image):
         if broker.broker_id not in partition.replicas:
             continue
@@ -61,9 +62,16 @@ async def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonO
         replicas += 1
         if len(stuck) < STUCK_SHOWN_MAX and (leads or broker.drain is DrainScope.REPLICAS):
             reason = _drain_reason(image, partition, broker)
-            stuck.append(StuckPartitionFacts(topic=topic.name, partition_id=number, reason=reason))
+            stuck.append(StuckPartition(topic=topic.name, partition=number, reason=reason))
     left = replicas if broker.drain is DrainScope.REPLICAS else leaders
-    return drain_progress(leaders, replicas, stuck, is_done=left == 0)
+    return drain_progress(
+        DrainProgress(
+            is_done=left == 0,
+            leaders_left=leaders,
+            replicas_left=replicas,
+            stuck=tuple(stuck),
+        )
+    )
 
 
 def _drain_reason(
@@ -121,7 +129,7 @@ class BrokerRoutes:
         if include == "all":
             found = [image.brokers[key] for key in sorted(image.brokers)]
         shares = await self._counts.of(image)
-        data = [v3.broker(links, _facts(one, shares)) for one in found]
+        data = [v3.broker(links, _info(one, shares)) for one in found]
         return json_reply(links.collection("KafkaBroker", data, "brokers"), JSON)
 
     async def describe(self, request: web.Request, cluster: str, broker: str) -> web.Response:
@@ -157,8 +165,8 @@ class BrokerRoutes:
         data: list[v3.JsonObject] = []
         async for topic, number, partition in each_partition(image):
             if wanted in partition.replicas:
-                facts = partition_facts(number, partition)
-                data.append(v3.replica(links, topic.name, facts, wanted))
+                info = partition_info(topic.name, number, partition)
+                data.append(v3.replica(links, info, wanted))
         path = ("brokers", wanted, "partition-replicas")
         return json_reply(links.collection("KafkaReplica", data, *path), JSON)
 
@@ -175,8 +183,7 @@ class BrokerRoutes:
         registration = image.brokers.get(wanted)
         if registration is None:
             raise _not_found(wanted)
-        facts = _facts(registration, await self._counts.of(image))
-        body = v3.broker(links, facts)
+        body = v3.broker(links, _info(registration, await self._counts.of(image)))
         if registration.drain is not DrainScope.NONE:
             body["drain_progress"] = await progress_of(image, registration)
         if registration.state is BrokerState.CONTROLLED_SHUTDOWN:
@@ -212,11 +219,11 @@ class PartitionCounts:
         return self._counted
 
 
-def _facts(broker: BrokerRegistration, shares: Counts) -> v3.BrokerFacts:
+def _info(broker: BrokerRegistration, shares: Counts) -> BrokerInfo:
     leads, holds = shares
-    return v3.BrokerFacts(
+    return BrokerInfo(
         broker_id=broker.broker_id,
-        http=broker.http,
+        url=f"http://{broker.http}",
         rack=broker.rack,
         state=broker.state.value,
         broker_epoch=broker.broker_epoch,

@@ -12,6 +12,7 @@ from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.idempotence import producer_id
 from http_api.contract.media_types import JSON, V3_REPLIES, choose_reply
+from http_api.contract.resources import Features
 from http_api.contract.v3 import Links
 from http_api.server.answers import json_reply
 from http_api.server.request_parsing import (
@@ -109,13 +110,13 @@ class ClusterRoutes:
 
     def _features(self, links: v3.Links, level: int) -> v3.JsonObject:
         brokers = self._apis.image.brokers.values()
-        facts = v3.FeatureFacts(
-            level=level,
-            low=FIRST_LEVEL,
-            high=SUPPORTED_FEATURE_LEVEL,
+        found = Features(
+            metadata_version=level,
+            supported_min=FIRST_LEVEL,
+            supported_max=SUPPORTED_FEATURE_LEVEL,
             brokers={broker.broker_id: broker.feature_level_max for broker in brokers},
         )
-        return v3.features(links, facts)
+        return v3.features(links, found)
 
     async def no_access_rules(self, request: web.Request, cluster: str) -> web.Response:
         """Refuse access rules as Kafka without an authorizer does."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3 as shapes
 from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.media_types import JSON
+from http_api.contract.resources import ConfigInfo
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import NOT_HOSTED, live_brokers, topic_or_404
 from http_api.server.request_parsing import (
@@ -128,8 +129,8 @@ class ConfigRoutes:
         links = self._path.enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         row = self._row(target, path[-1])
-        facts = _facts(await self._layers(target), target, row)
-        return json_reply(shapes.config(links, target.owner, facts), JSON)
+        info = _info(await self._layers(target), target, row)
+        return json_reply(shapes.config(links, target.owner, info), JSON)
 
     # writing
 
@@ -246,7 +247,7 @@ class ConfigRoutes:
     async def _resources(self, links: Links, target: Target) -> list[JsonObject]:
         layers = await self._layers(target)
         return [
-            shapes.config(links, target.owner, _facts(layers, target, row))
+            shapes.config(links, target.owner, _info(layers, target, row))
             for row in sorted(target.rows, key=lambda row: row.name)
         ]
 
@@ -285,16 +286,16 @@ def _broker_target(broker: BrokerId) -> Target:
     )
 
 
-def _facts(layers: ConfigLayers, target: Target, row: ConfigRow) -> shapes.ConfigFacts:
+def _info(layers: ConfigLayers, target: Target, row: ConfigRow) -> ConfigInfo:
     factor = None if target.topic is None else target.topic.replication_factor
     found = layers.describe(row, replication_factor=factor)
-    return shapes.ConfigFacts(
+    return ConfigInfo(
         name=found.name,
         value=found.value,
         source=found.source.value,
         is_default=found.is_default,
         is_read_only=target.scope not in row.scopes,
-        synonyms=[(one.value, one.source.value) for one in found.synonyms],
+        synonyms=tuple((one.value, one.source.value) for one in found.synonyms),
         meaning=row.meaning,
         expected=row.expected,
         update=row.update.value,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3
 from http_api.contract.errors import REST_STATUS, RestCode, RestError
 from http_api.contract.media_types import JSON
+from http_api.contract.resources import AddingReplica, PartitionInfo, ReassignmentInfo
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import each_partition, find_partition, topic_or_404
 from http_api.server.request_parsing import (
@@ -84,7 +85,7 @@ class PartitionRoutes:
         name = topic_name(topic)
         found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
         data = [
-            v3.partition(links, name, partition_facts(number, registration))
+            v3.partition(links, partition_info(name, number, registration))
             for number, registration in enumerate(found.partitions)
         ]
         path = ("topics", name, "partitions")
@@ -95,17 +96,17 @@ class PartitionRoutes:
     ) -> web.Response:
         """Answer one partition."""
         links = self._path.enter(request, cluster)
-        name, facts = await self._find(topic, partition)
-        return json_reply(v3.partition(links, name, facts), JSON)
+        _, info = await self._find(topic, partition)
+        return json_reply(v3.partition(links, info), JSON)
 
     async def list_replicas(
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
         """Answer all replicas of a partition, the preferred leader first."""
         links = self._path.enter(request, cluster)
-        name, facts = await self._find(topic, partition)
-        data = [v3.replica(links, name, facts, broker) for broker in facts.replicas]
-        path = ("topics", name, "partitions", facts.partition_id, "replicas")
+        name, info = await self._find(topic, partition)
+        data = [v3.replica(links, info, broker) for broker in info.replicas]
+        path = ("topics", name, "partitions", info.partition, "replicas")
         return json_reply(links.collection("KafkaReplica", data, *path), JSON)
 
     async def replica(
@@ -113,12 +114,12 @@ class PartitionRoutes:
     ) -> web.Response:
         """Answer one replica."""
         links = self._path.enter(request, cluster)
-        name, facts = await self._find(topic, partition)
+        name, info = await self._find(topic, partition)
         wanted = broker_id(broker)
-        if wanted not in facts.replicas:
-            text = f"Replica {wanted} of partition {facts.partition_id} of topic {name} not found"
+        if wanted not in info.replicas:
+            text = f"Replica {wanted} of partition {info.partition} of topic {name} not found"
             raise RestError(404, RestCode.NOT_FOUND, text)
-        return json_reply(v3.replica(links, name, facts, wanted), JSON)
+        return json_reply(v3.replica(links, info, wanted), JSON)
 
     async def offset(
         self, request: web.Request, cluster: str, topic: str, partition: str
@@ -128,11 +129,11 @@ class PartitionRoutes:
         offset_type = request.query.get("offset_type")
         if offset_type not in OFFSET_TYPES:
             raise bad_parameter("offset_type", offset_type, "earliest or latest")
-        name, facts = await self._find(topic, partition)
+        name, info = await self._find(topic, partition)
         ends = await self._apis.offsets(name, partition_id(partition))
         return json_reply(
             v3.partition_offsets(
-                links, name, facts.partition_id, ends.beginning_offset, ends.end_offset
+                links, name, info.partition, ends.beginning_offset, ends.end_offset
             ),
             JSON,
         )
@@ -147,20 +148,23 @@ class PartitionRoutes:
         before = fields.get("before_offset")
         if not isinstance(before, int) or isinstance(before, bool) or before < -1:
             raise wrong_kind("before_offset", before, "an offset, or -1 for the high watermark")
-        name, facts = await self._find(topic, partition)
+        name, info = await self._find(topic, partition)
         start = await self._apis.delete_records(name, partition_id(partition), before)
-        return json_reply(v3.log_start(links, name, facts.partition_id, start), JSON)
+        return json_reply(v3.log_start(links, name, info.partition, start), JSON)
 
-    async def _find(self, topic: str, partition: str) -> tuple[TopicName, v3.PartitionFacts]:
+    async def _find(self, topic: str, partition: str) -> tuple[TopicName, PartitionInfo]:
         name, number = topic_name(topic), partition_id(partition)
-        return name, partition_facts(number, await find_partition(self._apis, name, number))
+        return name, partition_info(name, number, await find_partition(self._apis, name, number))
 
 
-def partition_facts(number: int, partition: PartitionRegistration) -> v3.PartitionFacts:
-    """Return a partition's registration in the image as the facts that the contract renders."""
+def partition_info(
+    topic: TopicName, number: int, partition: PartitionRegistration
+) -> PartitionInfo:
+    """Return a partition's registration in the image as the contract renders it."""
     last_known = partition.last_known_leader
-    return v3.PartitionFacts(
-        partition_id=number,
+    return PartitionInfo(
+        topic=topic,
+        partition=number,
         leader=partition.leader if partition.has_leader else None,
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,
@@ -223,8 +227,8 @@ class ElectionRoutes:
         for result in elected.results:
             if result.error is not None:
                 raise KafkaError(ErrorCode.from_number(result.error), result.message)
-        facts = partition_facts(number, await find_partition(self._apis, name, number))
-        return json_reply(v3.partition(links, name, facts), JSON)
+        info = partition_info(name, number, await find_partition(self._apis, name, number))
+        return json_reply(v3.partition(links, info), JSON)
 
 
 def _election_row(links: v3.Links, result: ElectionResult) -> v3.JsonObject:
@@ -370,35 +374,35 @@ class ReassignmentRoutes:
         wanted = [key for place, key in places if place[2].is_reassigning]
         progress = await self._apis.replication_progress(wanted)
         return [
-            v3.reassignment(links, _reassignment_facts(place, progress.get(key)))
+            v3.reassignment(links, _reassignment_info(place, progress.get(key)))
             for place, key in places
         ]
 
 
-def _reassignment_facts(
+def _reassignment_info(
     place: LocatedPartition, progress: PartitionProgress | None
-) -> v3.ReassignmentFacts:
+) -> ReassignmentInfo:
     topic, number, partition = place
     end = None if progress is None else progress.log_end_offset
     coming = []
     for replica in partition.adding:
         reached = None if progress is None else progress.follower_ends.get(replica)
         coming.append(
-            v3.AddingReplicaFacts(
+            AddingReplica(
                 broker_id=replica,
                 log_end_offset=reached,
                 lag=None if reached is None or end is None else max(0, end - reached),
                 is_in_sync=replica in partition.isr,
             )
         )
-    return v3.ReassignmentFacts(
+    return ReassignmentInfo(
         topic=topic.name,
-        partition_id=number,
+        partition=number,
         replicas=partition.replicas,
         adding=partition.adding,
         removing=partition.removing,
         leader_end_offset=end,
-        progress=coming,
+        progress=tuple(coming),
     )
 
 
