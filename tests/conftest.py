@@ -29,6 +29,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     seeds.add_options(parser)
+    parser.addoption(
+        "--rewrite-transcripts", action="store_true", help="write tests/transcripts anew"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
