@@ -21,7 +21,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
@@ -134,21 +134,19 @@ class LaneConnection(EnvelopeRequestHandler):
         """Bytes received behind an unparsed produce, until the turn after its answer."""
         self._lane_is_pumping = False
 
-    def _enter(self, state: LaneState) -> None:
-        """Move to a state; a produce is in progress, for aiohttp's shutdown too, until answered."""
-        old = self._lane_state
-        assert _key(state) in TRANSITIONS[_key(old)], f"{old} cannot become {state}"
-        if isinstance(old, (QueuedBody, UnparsedBody)):
-            old.timer.cancel()
+    def _begin_produce(self, state: Literal[Phase.QUEUED_PRODUCE] | UnparsedProduce) -> None:
+        """Begin a produce: it is in progress, for aiohttp's shutdown too, until it is answered."""
         self._lane_state = state
-        self._request_in_progress = self._awaits_acknowledgement()
+        self._request_in_progress = True
 
     def _leave(self) -> LaneState:
-        """Move to `IDLE` from any state, and return that state."""
-        old = self._lane_state
-        if old is not IDLE:
-            self._enter(IDLE)
-        return old
+        """Move to `IDLE`, and return the state that ends."""
+        ended = self._lane_state
+        self._lane_state = IDLE
+        self._request_in_progress = False
+        if isinstance(ended, (QueuedBody, UnparsedBody)):
+            ended.timer.cancel()
+        return ended
 
     def _awaits_acknowledgement(self) -> bool:
         """Return True while a produce of the lane is appended and not answered."""
@@ -191,7 +189,7 @@ class LaneConnection(EnvelopeRequestHandler):
         if not missing:
             return self._append_known(lane, known, (data,), data[end:])
         timer = self._loop.call_later(ARRIVING_BODY_S_MAX, self._body_timed_out)
-        self._enter(UnparsedBody(known, [data[:end], data[end:]], missing, timer))
+        self._lane_state = UnparsedBody(known, [data[:end], data[end:]], missing, timer)
         return True
 
     def _take_piece(self, lane: FastLane, body: UnparsedBody, data: bytes) -> None:
@@ -200,7 +198,7 @@ class LaneConnection(EnvelopeRequestHandler):
         body.missing -= len(data)
         if body.missing > 0:
             return
-        self._enter(IDLE)
+        self._leave()
         if not (
             body.missing == 0
             and not self._paused
@@ -217,7 +215,7 @@ class LaneConnection(EnvelopeRequestHandler):
 
         ``pieces`` is the whole request, ``body`` its body.
         """
-        self._enter(UnparsedProduce(pieces))
+        self._begin_produce(UnparsedProduce(pieces))
         try:
             taken = lane.append(known.path, known.stored_as, body, None, self._produced)
         except Exception as error:  # noqa: BLE001 as in `_pump`
@@ -226,7 +224,7 @@ class LaneConnection(EnvelopeRequestHandler):
         if taken:
             self._request_count += 1
         else:
-            self._enter(IDLE)
+            self._leave()
         return taken
 
     def _parse(self, lane: FastLane, data: bytes) -> None:
@@ -324,10 +322,10 @@ class LaneConnection(EnvelopeRequestHandler):
             self._stop_awaiting_body()
             chunks = payload._buffer  # noqa: SLF001 read without consuming: aiohttp may need it
             body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            self._enter(QUEUED_PRODUCE)
+            self._begin_produce(QUEUED_PRODUCE)
             if lane.produce(path, headers, body, self._produced):
                 return True
-            self._enter(IDLE)
+            self._leave()
             return False
         if message.method == "GET" and payload is EMPTY_PAYLOAD:
             headers = lane.headers(message.raw_headers)
@@ -428,7 +426,7 @@ class LaneConnection(EnvelopeRequestHandler):
         length = message.headers.get("Content-Length", "")
         if length.isdecimal() and int(length) <= ARRIVING_BODY_BYTES_MAX:
             timer = self._loop.call_later(ARRIVING_BODY_S_MAX, self._body_timed_out)
-            self._enter(QueuedBody(timer))
+            self._lane_state = QueuedBody(timer)
 
     def _body_timed_out(self) -> None:
         """Leave a body that does not end in time to aiohttp, where another limit holds."""
@@ -440,12 +438,7 @@ class LaneConnection(EnvelopeRequestHandler):
 
     def _stop_awaiting_body(self) -> None:
         if isinstance(self._lane_state, (QueuedBody, UnparsedBody)):
-            self._enter(IDLE)
-
-
-def _key(state: LaneState) -> Phase | type:
-    """Return the row of `TRANSITIONS` of a state."""
-    return state if isinstance(state, Phase) else type(state)
+            self._leave()
 
 
 def _parser_needs(lane: FastLane, data: bytes, messages: list[RawRequestMessage | _ErrInfo]) -> int:
