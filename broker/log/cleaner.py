@@ -599,7 +599,8 @@ class LogCleaner:
             if number % LOGS_PER_STEP == LOGS_PER_STEP - 1:
                 await asyncio.sleep(0)
             config = log.config.compaction
-            if config is None or log.stored is None or self._is_left_alone(log):
+            self._forget_changed(log)
+            if config is None or log.stored is None or log.name in self.skipped_logs:
                 continue
             facts = self._facts(log)
             if facts is None:
@@ -612,14 +613,11 @@ class LogCleaner:
         found.sort(key=lambda each: each[0], reverse=True)
         return [log for _, log in found]
 
-    def _is_left_alone(self, log: PartitionLog) -> bool:
+    def _forget_changed(self, log: PartitionLog) -> None:
+        """Try a log again that a pass failed on, if it is another one or was truncated since."""
         known = self.skipped_logs.get(log.name)
-        if known is None:
-            return False
-        if known[0] is log and known[1] == log.generation:
-            return True
-        del self.skipped_logs[log.name]
-        return False
+        if known is not None and (known[0] is not log or known[1] != log.generation):
+            del self.skipped_logs[log.name]
 
     async def clean(self, log: PartitionLog) -> CleaningStats:
         """Run one pass over a log and return its totals. Raises only when cancelled."""

@@ -358,7 +358,7 @@ class PartitionLog:
             return  # those bytes may have been replaced since (rule Q3)
         if self._producers is not None and not token.checkpoints_failed:
             self._producers.written(token)
-        if token.log_start >= 0 and not self._start_is_durable(token):
+        if token.log_start >= 0 and not self._finish_log_start(token):
             return
         if token.end_offset > self.durable_end:
             self.durable_end = token.end_offset
@@ -371,9 +371,8 @@ class PartitionLog:
         """Request a higher log start; return False if it is already reached or requested.
 
         ``log_start_offset`` moves once it is durable, and the shared ``on_log_start`` is called
-        then:
-        records once refused to a reader never become readable again. Whole segments are removed
-        later.
+        then: records once refused to a reader never become readable again. Whole segments are
+        removed later.
 
         Raises:
             KafkaError: KAFKA_STORAGE_ERROR, the log is offline.
@@ -394,10 +393,10 @@ class PartitionLog:
         """Return True while a requested log start is not yet durable."""
         return self._requested_log_start > self.log_start_offset and self.failed is None
 
-    def _start_is_durable(self, token: FlushToken) -> bool:
-        """Move the log start after the data is synced.
+    def _finish_log_start(self, token: FlushToken) -> bool:
+        """Move the log start after the data is synced; return False if it could not be recorded.
 
-        Return False if the disk was too full to record it.
+        The disk was too full then, and the durable end does not move either.
         """
         if token.checkpoints_failed:
             self._shared.dirty.add(self)  # the background flush requests a sync again

@@ -17,7 +17,16 @@ from typing_extensions import override
 
 from broker.replication import frames
 from broker.replication.events import PartitionSnapshot, note_truncation
-from broker.replication.frames import Diverging, Frame, FrameError, Key, Push, Refused, Valid
+from broker.replication.frames import (
+    Diverging,
+    Frame,
+    FrameError,
+    FrameKind,
+    Key,
+    Push,
+    Refused,
+    Valid,
+)
 from broker.replication.partition import Following
 from raft_metadata.common.errors import KafkaError
 
@@ -67,7 +76,9 @@ class FollowerStream(asyncio.BufferedProtocol):
     def __init__(self, leader: BrokerId, host: FollowerHost) -> None:
         self.leader = leader
         self.host = host
-        self.heard_ms = -1
+        self.frames_since_tick = True
+        """True if bytes arrived since the last tick of the host's `StreamHeartbeats`."""
+        self.silent_since_ms = 0
         self.closed = asyncio.get_running_loop().create_future()
         self._buffer = bytearray(INITIAL_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
@@ -98,7 +109,7 @@ class FollowerStream(asyncio.BufferedProtocol):
 
     @override
     def buffer_updated(self, nbytes: int) -> None:
-        self.heard_ms = -1  # the next tick of the host replaces this by the present time
+        self.frames_since_tick = True
         self._filled += nbytes
         if not self._is_reading_paused:
             self._take_turn()
@@ -142,7 +153,7 @@ class FollowerStream(asyncio.BufferedProtocol):
             body = at + frames.PREFIX.size
             if body + length > size:
                 break
-            if kind != frames.PING:
+            if kind != FrameKind.PING:
                 key, frame = frames.decode(kind, view[body : body + length])
                 self.host.leader_sent(self, key, frame)
             at = body + length

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -32,8 +33,21 @@ _PUSH = struct.Struct("<IB16sIiQqqqqq")
 _PUSH_FIELDS = struct.Struct("<qqqqq")
 PUSH_HEAD_BYTES = _PUSH.size - PREFIX.size
 
-OPEN, VALID, DIVERGING, REFUSED, ACK, PUSH, PING, PAUSE = range(1, 9)
-PING_FRAME = PREFIX.pack(0, PING)
+
+class FrameKind(IntEnum):
+    """Type of a frame: the byte after its length."""
+
+    OPEN = 1
+    VALID = 2
+    DIVERGING = 3
+    REFUSED = 4
+    ACK = 5
+    PUSH = 6
+    PING = 7
+    PAUSE = 8
+
+
+PING_FRAME = PREFIX.pack(0, FrameKind.PING)
 _PAUSE = struct.Struct("<IBI")
 MAX_PAUSE_MS = 60_000
 """Longest pause of one PAUSE frame; a follower that needs more sends another one."""
@@ -165,24 +179,41 @@ def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
     match frame:
         case Ack(session, epoch, log_end, durable_end, log_start):
             return _ACK.pack(
-                _size(_ACK), ACK, topic, partition, epoch, session, log_end, durable_end, log_start
+                _size(_ACK),
+                FrameKind.ACK,
+                topic,
+                partition,
+                epoch,
+                session,
+                log_end,
+                durable_end,
+                log_start,
             )
         case Open(request, epoch, broker_epoch, last_epoch, log_end, durable_end, log_start):
             return _OPEN.pack(
-                _size(_OPEN), OPEN, topic, partition, epoch, request,
+                _size(_OPEN), FrameKind.OPEN, topic, partition, epoch, request,
                 broker_epoch, last_epoch, log_end, durable_end, log_start,
             )  # fmt: skip
         case Valid(request, epoch, session, log_start, dropped_to):
             return _VALID.pack(
-                _size(_VALID), VALID, topic, partition, epoch, request,
+                _size(_VALID), FrameKind.VALID, topic, partition, epoch, request,
                 session, log_start, dropped_to,
             )  # fmt: skip
         case Diverging(request, epoch, at_epoch, end):
             return _DIVERGING.pack(
-                _size(_DIVERGING), DIVERGING, topic, partition, epoch, request, at_epoch, end
+                _size(_DIVERGING),
+                FrameKind.DIVERGING,
+                topic,
+                partition,
+                epoch,
+                request,
+                at_epoch,
+                end,
             )
         case Refused(request, epoch, error):
-            return _REFUSED.pack(_size(_REFUSED), REFUSED, topic, partition, epoch, request, error)
+            return _REFUSED.pack(
+                _size(_REFUSED), FrameKind.REFUSED, topic, partition, epoch, request, error
+            )
 
 
 def encode_push_head(key: Key, push: Push, payload_bytes: int) -> bytes:
@@ -190,14 +221,14 @@ def encode_push_head(key: Key, push: Push, payload_bytes: int) -> bytes:
     topic, partition = key
     session, epoch, from_offset, next_offset, high_watermark, log_start, _, replicated_to = push
     return _PUSH.pack(
-        PUSH_HEAD_BYTES + payload_bytes, PUSH, topic, partition, epoch, session,
+        PUSH_HEAD_BYTES + payload_bytes, FrameKind.PUSH, topic, partition, epoch, session,
         from_offset, next_offset, high_watermark, log_start, replicated_to,
     )  # fmt: skip
 
 
 def pause_frame(pause_ms: int) -> bytes:
     """Return the bytes of a PAUSE for ``pause_ms``, at most `MAX_PAUSE_MS`."""
-    return _PAUSE.pack(_size(_PAUSE), PAUSE, min(pause_ms, MAX_PAUSE_MS))
+    return _PAUSE.pack(_size(_PAUSE), FrameKind.PAUSE, min(pause_ms, MAX_PAUSE_MS))
 
 
 def decode_pause(body: memoryview) -> int:
@@ -217,19 +248,19 @@ def decode(kind: int, body: memoryview) -> tuple[Key, Frame]:
         topic, partition, epoch, number = _HEAD.unpack_from(body, 0)
         key, at = Key(topic, partition), _HEAD.size
         match kind:
-            case 6:  # PUSH
+            case FrameKind.PUSH:
                 a, b, hw, start, everywhere = _PUSH_FIELDS.unpack_from(body, at)
                 batches = body[at + _PUSH_FIELDS.size :]
                 return key, Push(number, epoch, a, b, hw, start, batches, everywhere)
-            case 5:  # ACK
+            case FrameKind.ACK:
                 return key, Ack(number, epoch, *struct.unpack_from("<qqq", body, at))
-            case 1:  # OPEN
+            case FrameKind.OPEN:
                 return key, Open(number, epoch, *struct.unpack_from("<qiqqq", body, at))
-            case 2:  # VALID
+            case FrameKind.VALID:
                 return key, Valid(number, epoch, *struct.unpack_from("<Qqq", body, at))
-            case 3:  # DIVERGING
+            case FrameKind.DIVERGING:
                 return key, Diverging(number, epoch, *struct.unpack_from("<iq", body, at))
-            case 4:  # REFUSED
+            case FrameKind.REFUSED:
                 return key, Refused(number, epoch, *struct.unpack_from("<i", body, at))
             case _:
                 msg = f"unknown frame type {kind}"

@@ -21,20 +21,30 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from typing_extensions import override
 
 from broker.record.batch import walk
 from broker.replication import frames
 from broker.replication.follower_stream import UNANSWERED_RETRY_MS
-from broker.replication.frames import Ack, FrameError, Key, Open, Push, Refused, Valid, partition_of
+from broker.replication.frames import (
+    Ack,
+    FrameError,
+    FrameKind,
+    Key,
+    Open,
+    Push,
+    Refused,
+    Valid,
+    partition_of,
+)
 from broker.replication.leader_state import NOT_COUNTED, FollowerState, LeaderState
-from broker.replication.replica import FollowerSession, Replica
+from broker.replication.replica import Replica
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from broker.replication.throttle import Throttles
     from raft_metadata.common.ids import BrokerId
@@ -211,44 +221,8 @@ class ConnectionFlow:
         return least
 
 
-LOOK_AGAIN_S = 5.0
+DAMAGE_RETRY_S = 5.0
 """Pause of a session that met damage in the leader's log. Later the log may begin behind it."""
-
-
-class PausableSession(FollowerSession, Protocol):
-    """The part of a `PushSession` that `pause_session` uses."""
-
-    replica: Replica
-
-    def state(self) -> FollowerState | None: ...
-    def drop_pending(self) -> None: ...
-
-
-S = TypeVar("S", bound=PausableSession)
-
-
-def pause_session(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
-    """Stop pushing in this session for `LOOK_AGAIN_S`; other sessions of the connection go on.
-
-    ``present``: the connection's sessions by partition; ``mark``: schedules a session to push.
-    """
-    session.drop_pending()
-    session.replica.detach(session)
-    loop = asyncio.get_running_loop()
-    loop.call_later(LOOK_AGAIN_S, resume_session, session, present, mark)
-
-
-def resume_session(session: S, present: Mapping[Key, S], mark: Callable[[S], None]) -> None:
-    """Resume a paused session, unless another one replaced it or the connection ended."""
-    if present.get(session.replica.key) is not session:
-        return
-    if session.state() is None:
-        session.forget()
-    else:
-        session.replica.attach(session)
-        mark(session)
-
-
 MAX_UNKNOWN_OPENS = 20_000
 """Most partitions with requests that wait for the image; requests for further ones are refused."""
 UNKNOWN_OPEN_MS = 2 * UNANSWERED_RETRY_MS
@@ -546,7 +520,9 @@ class LeaderStream(asyncio.Protocol):
         self.follower = follower
         self.host = host
         self.paused = False
-        self.heard_ms = 0
+        self.frames_since_tick = True
+        """True if bytes arrived since the last tick of the host's `StreamHeartbeats`."""
+        self.silent_since_ms = 0
         self.sessions: dict[Key, PushSession] = {}
         self._marked: list[PushSession] = []
         self._members: deque[PushSession] = deque()
@@ -600,7 +576,7 @@ class LeaderStream(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self.heard_ms = -1  # the next tick of the host replaces this by the present time
+        self.frames_since_tick = True
         self._received = self._received + data if self._received else data
         if not self._is_reading_paused:
             self._receive_all()
@@ -619,10 +595,10 @@ class LeaderStream(asyncio.Protocol):
                 end = at + frames.PREFIX.size + length
                 if end > size:
                     break
-                if kind == frames.PAUSE:
+                if kind == FrameKind.PAUSE:
                     pause_ms = frames.decode_pause(view[at + frames.PREFIX.size : end])
                     self._pause_ends_ms = self.host.now_ms() + pause_ms
-                elif kind != frames.PING:
+                elif kind != FrameKind.PING:
                     self._receive(kind, view[at + frames.PREFIX.size : end])
                 at = end
                 left -= 1
@@ -661,6 +637,22 @@ class LeaderStream(asyncio.Protocol):
             case _:
                 msg = f"a follower does not send {type(frame).__name__}"
                 raise FrameError(msg)
+
+    def _pause_session(self, session: PushSession) -> None:
+        """Stop pushing in a session for `DAMAGE_RETRY_S`; the connection's others go on."""
+        session.drop_pending()
+        session.replica.detach(session)
+        self._loop.call_later(DAMAGE_RETRY_S, self.resume_session, session)
+
+    def resume_session(self, session: PushSession) -> None:
+        """Resume a paused session, unless another one replaced it or the connection ended."""
+        if self.sessions.get(session.replica.key) is not session:
+            return
+        if session.state() is None:
+            session.forget()
+        else:
+            session.replica.attach(session)
+            self.mark(session)
 
     def begin(self, replica: Replica, valid: Valid, start: int) -> None:
         """Send the answer that opens the session and start pushing from offset ``start``."""
@@ -808,7 +800,7 @@ class LeaderStream(asyncio.Protocol):
             log = session.replica.log
             _log.error("push failed log=%s error=%s", log.name, error)
             if isinstance(error, CorruptionError):
-                pause_session(session, self.sessions, self.mark)
+                self._pause_session(session)
             elif log.failed is None:
                 self.close()
         except Exception as error:  # noqa: BLE001 asyncio only logs it: the stream would hang

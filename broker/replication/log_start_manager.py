@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from raft_metadata.common.ids import BrokerId
 
 
-LOOK_AGAIN_S = 0.01
+DELETION_CHECK_S = 0.01
 """Interval of a deletion's checks. Followers receive the new start with the next tick (50 ms) and
 then sync it."""
 
@@ -119,7 +119,7 @@ class Deletion:
                 return True
             if self._clock.monotonic_ms() >= self._deadline_ms:
                 return False
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(DELETION_CHECK_S)
 
     def _not_yet(self, what: str, offset: int) -> KafkaError:
         text = f"{what}: delete up to {offset} again, as often as you like, until it is answered"

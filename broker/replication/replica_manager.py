@@ -191,14 +191,14 @@ class StreamHeartbeats:
         if ping:
             self._pinged_ms = now_ms
         for stream in streams:
-            if stream.heard_ms <= 0 or stalled:
-                stream.heard_ms = now_ms
-            elif now_ms - stream.heard_ms > self._silence_max_ms:
+            if stream.frames_since_tick or stalled:
+                stream.frames_since_tick, stream.silent_since_ms = False, now_ms
+            elif now_ms - stream.silent_since_ms > self._silence_max_ms:
                 if isinstance(stream, FollowerStream):
                     who = f"leader={stream.leader}"
                 else:
                     who = f"follower={stream.follower}"
-                _log.warning("stream silent, closed %s ms=%d", who, now_ms - stream.heard_ms)
+                _log.warning("stream silent, closed %s ms=%d", who, now_ms - stream.silent_since_ms)
                 stream.close()
                 continue
             if ping:

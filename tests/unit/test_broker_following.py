@@ -16,8 +16,7 @@ from broker.config import BrokerConfig
 from broker.replication.follower_stream import FRAMES_PER_TURN as PUSHES_PER_TURN
 from broker.replication.follower_stream import FollowerStream
 from broker.replication.frames import (
-    OPEN,
-    VALID,
+    FrameKind,
     Open,
     Push,
     Valid,
@@ -211,9 +210,9 @@ def answered(transport: StreamTransport) -> list[int]:
     data, at, found = b"".join(transport.sent), 0, []
     while at < len(data):
         length, kind = int.from_bytes(data[at : at + 4], "little"), data[at + 4]
-        if kind == VALID:
+        if kind == FrameKind.VALID:
             found.append(decode(kind, memoryview(data)[at + 5 : at + 5 + length])[1][0])
-        assert kind != OPEN
+        assert kind != FrameKind.OPEN
         at += 5 + length
     return [int(request) for request in found]
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 from broker.replication.follower_stream import FollowerStream, LeaderLink
 from broker.replication.frames import (
     PREFIX,
-    PUSH,
+    FrameKind,
     Open,
     Push,
     Valid,
@@ -165,7 +165,7 @@ def pushed(transport: StreamTransport, topic_id: TopicId) -> list[bytes]:
     key, found = key_of(topic_id, ZERO), []
     for data in transport.sent:
         length, kind = PREFIX.unpack_from(data)
-        if kind != PUSH:
+        if kind != FrameKind.PUSH:
             continue
         at, frame = decode(kind, memoryview(data)[PREFIX.size : PREFIX.size + length])
         if at == key and isinstance(frame, Push) and len(frame.batches):

@@ -300,7 +300,7 @@ async def test_a_follower_that_needs_what_is_damaged_waits_and_its_connection_go
     host.learn(ME, (ME,))
     host.rot()
     host.tick()
-    monkeypatch.setattr(leader_stream, "LOOK_AGAIN_S", 0)
+    monkeypatch.setattr(leader_stream, "DAMAGE_RETRY_S", 0)
     stream = LeaderStream(OTHER, host.manager)
     stream.connection_made(transport := StreamTransport())
     opens = Open(1, LeaderEpoch(0), BrokerEpoch(1), -1, 0, 0)
@@ -316,10 +316,10 @@ async def test_a_follower_that_needs_what_is_damaged_waits_and_its_connection_go
     assert stream.sessions, "and its connection is open"
     for _ in range(5):
         await asyncio.sleep(0.001)
-    monkeypatch.setattr(leader_stream, "LOOK_AGAIN_S", 60)
+    monkeypatch.setattr(leader_stream, "DAMAGE_RETRY_S", 60)
     host.replica.log.advance_log_start(2)
     host.logs._opened().flusher.flush_all()
-    leader_stream.resume_session(session, stream.sessions, stream.mark)
+    stream.resume_session(session)
     for _ in range(5):
         await asyncio.sleep(0)
     assert session.next == 3, "an operator has let go of it"

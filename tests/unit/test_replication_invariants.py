@@ -493,7 +493,8 @@ def test_invariant_l27_a_produce_is_answered_whatever_becomes_of_a_follower() ->
 class Stream:
     def __init__(self) -> None:
         self.follower = TWO
-        self.heard_ms = 0
+        self.frames_since_tick = True
+        self.silent_since_ms = 0
         self.pings = 0
         self.closed = False
 
@@ -508,7 +509,7 @@ def test_rule_r9_a_stream_that_missed_three_heartbeats_is_closed() -> None:
     care = StreamHeartbeats(300, 200, now_ms=0)
     lives, silent = Stream(), Stream()
     for now_ms in range(50, 1_300, 50):
-        lives.heard_ms = -1
+        lives.frames_since_tick = True
         care.keep([lives, silent], now_ms, stalled=False)  # type: ignore[list-item]
         assert silent.closed is (now_ms > 50 + 3 * 300 + 200)
     assert not lives.closed

@@ -10,7 +10,7 @@ import pytest
 
 from broker.replication import frames
 from broker.replication.follower_stream import FollowerStream
-from broker.replication.frames import PREFIX, PUSH, Ack, Key, Open, Push, decode, key_of
+from broker.replication.frames import PREFIX, Ack, FrameKind, Key, Open, Push, decode, key_of
 from broker.replication.leader_state import LeaderState
 from broker.replication.leader_stream import MIN_WINDOW_BYTES, LeaderStream
 from raft_metadata.common.ids import BrokerId, TopicName
@@ -96,7 +96,7 @@ class Leader:
         size = end = 0
         for data in self.transport.sent:
             length, kind = PREFIX.unpack_from(data)
-            if kind != PUSH:
+            if kind != FrameKind.PUSH:
                 continue
             at, frame = decode(kind, memoryview(data)[PREFIX.size : PREFIX.size + length])
             if at == key and isinstance(frame, Push) and len(frame.batches):
@@ -260,6 +260,6 @@ async def test_a_follower_that_gets_too_much_asks_its_leaders_to_pause(tmp_path:
     assert transport.sent == [], "what is in sync is not counted"
     manager.throttles.filled(manager._replicas[FIRST], 200_000, manager.image, links)
     ((length, kind),) = [PREFIX.unpack_from(data) for data in transport.sent]
-    assert (length, kind) == (4, frames.PAUSE)
+    assert (length, kind) == (4, FrameKind.PAUSE)
     pause_ms = frames.decode_pause(memoryview(transport.sent[0])[PREFIX.size :])
     assert 1_800 <= pause_ms <= 1_901
