@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from http_api.client.calls import Answer, ApiError, Call, ClientError, Request, path_of
 from http_api.client.producer import RecordOutcome, parse_outcomes
+from http_api.client.routes import Backoff
 from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
 from spark_source.encoding import Chunk, body_of
 from spark_source.errors import NotServedError, RejectedError
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from http_api.client.transport import Client
     from spark_source.options import SinkOptions
 
-FIRST_BACKOFF_S = 0.05
-LAST_BACKOFF_S = 1.0
 REQUEST_TIMEOUT_S = 15.0
 """Time-out of a request; a broker answers after its own produce time-out (10 s) at the latest."""
 RETRIABLE_STATUS_MIN = 500
@@ -57,8 +56,7 @@ class Sender:
             NotServedError: not all were acknowledged within the time for retries.
         """
         pending = chunk.records
-        deadline_s = self._now_s() + self._retry_s
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff(self._now_s() + self._retry_s)
         while True:
             request = self._request(chunk, pending)
             asked = self._client.routes.candidates(request)[0]
@@ -74,15 +72,15 @@ class Sender:
                 why = str(error)
             if not pending:
                 return
-            if self._now_s() + backoff_s > deadline_s:
+            wait_s = backoff.next_s(self._now_s())
+            if wait_s is None:
                 msg = (
                     f"{len(pending)} of {len(chunk.records)} records for topic {chunk.topic} were "
                     f"not acknowledged within {self._retry_s:g} s (retryTimeoutMs): {why}"
                 )
                 raise NotServedError(msg)
-            self._client.routes.failed(request, asked)
-            self._sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            self._client.routes.report_failure(request, asked)
+            self._sleep(wait_s)
 
     def _request(self, chunk: Chunk, records: list[bytes]) -> Request:
         place: tuple[object, ...] = ("topics", chunk.topic)

@@ -1,6 +1,6 @@
 """Asyncio client over aiohttp, for programs with many requests under way at once.
 
-Runs the `Call`s of the other modules like `transport.Client`: `routes.Exchange` decides which
+Runs the `Call`s of the other modules like `transport.Client`: `routes.attempts_at` decides which
 broker an attempt is sent to and whether to retry, this module sends and sleeps.
 """
 
@@ -14,9 +14,16 @@ from typing import TypeVar
 import aiohttp
 
 from http_api.client.calls import Answer, Call, ClientError, Request, decode_answer
-from http_api.client.producer import NewRecord, ProduceExchange, RecordOutcome
-from http_api.client.routes import Exchange, Routes
-from http_api.client.transport import CONNECT_TIMEOUT_S, DEFAULT_RETRY_S, LostError, NotSentError
+from http_api.client.producer import NewRecord, RecordOutcome, produce_attempts
+from http_api.client.routes import (
+    AttemptError,
+    Attempts,
+    LostError,
+    NotSentError,
+    Routes,
+    attempts_at,
+)
+from http_api.client.transport import CONNECT_TIMEOUT_S, DEFAULT_RETRY_S
 
 T = TypeVar("T")
 
@@ -63,20 +70,24 @@ class AsyncClient:
         """
         now_s = asyncio.get_running_loop().time
         retry_s = self._retry_s if retry_s is None else retry_s
-        exchange = Exchange(self.routes, call.request, now_s(), retry_s)
-        while True:
-            try:
-                answer = await self._send(exchange.url, call.request)
-            except NotSentError as error:
-                wait_s = exchange.report_not_sent(str(error), now_s())
-            except LostError as error:
-                wait_s = exchange.lost(str(error), now_s())
-            else:
-                again_s = exchange.receive_answer(answer, now_s())
-                if again_s is None:
-                    return call.parse(answer)
-                wait_s = again_s
-            await asyncio.sleep(wait_s)
+        return await self.drive(attempts_at(call, self.routes, now_s, retry_s=retry_s))
+
+    async def drive(self, attempts: Attempts[T]) -> T:
+        """Make the attempts one after the other and return their result; raises `ClientError`."""
+        try:
+            attempt = next(attempts)
+            while True:
+                if attempt.wait_s:
+                    await asyncio.sleep(attempt.wait_s)
+                try:
+                    answer = await self._send(attempt.url, attempt.request)
+                except (AttemptError, ClientError) as error:
+                    attempt = attempts.throw(error)
+                else:
+                    attempt = attempts.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
     async def produce(
         self,
@@ -95,19 +106,10 @@ class AsyncClient:
         """
         now_s = asyncio.get_running_loop().time
         async with self._lanes.setdefault((topic, partition), asyncio.Lock()):
-            exchange = ProduceExchange(
-                topic, records, partition=partition, deadline_s=now_s() + retry_s
+            attempts = produce_attempts(
+                topic, records, self.routes, now_s, partition=partition, acks=acks, retry_s=retry_s
             )
-            while True:
-                try:
-                    outcomes = await self.run(exchange.call(acks=acks), retry_s=0.0)
-                except ClientError as error:
-                    wait_s = exchange.failed(error, now_s())
-                else:
-                    wait_s = exchange.receive_outcomes(outcomes, now_s())
-                if wait_s is None:
-                    return exchange.outcomes
-                await asyncio.sleep(wait_s)
+            return await self.drive(attempts)
 
     async def _send(self, url: str, request: Request) -> Answer:
         if self._session is None:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from types import TracebackType
@@ -191,7 +191,7 @@ class Sequencer:
         sender.failed(batch, KafkaError(code, row.error, outcome=row.outcome))
 
     @staticmethod
-    def failed(sender: SequencedSender, batch: InFlightBatch, error: ClientError) -> None:
+    def report_failure(sender: SequencedSender, batch: InFlightBatch, error: ClientError) -> None:
         """Pass the failure of a whole request to the sender."""
         code, outcome = ErrorCode.LEADER_NOT_AVAILABLE, error.outcome
         if isinstance(error, ApiError) and error.status < 500:
@@ -199,6 +199,16 @@ class Sequencer:
         elif isinstance(error, UnreachableError):
             outcome = Outcome.NOT_WRITTEN
         sender.failed(batch, KafkaError(code, str(error), outcome=outcome))
+
+
+def _in_order(parts: Iterable[tuple[list[int], list[RecordOutcome]]]) -> list[RecordOutcome]:
+    """Return the outcomes by the indexes of their records, given those of each partition."""
+    by_index = {
+        index: outcome
+        for indexes, outcomes in parts
+        for index, outcome in zip(indexes, outcomes, strict=True)
+    }
+    return [by_index[index] for index in range(len(by_index))]
 
 
 def _outcome(error: KafkaError) -> RecordOutcome:
@@ -247,13 +257,10 @@ class Producer:
                 self._client.run(partition_count(self._topic)),
                 self._partitioner,
             )
-        outcomes: list[RecordOutcome | None] = [None] * len(records)
-        for partition, indexes in self._sequencer.group_by_partition(records).items():
-            for index, outcome in zip(
-                indexes, self._write(partition, [records[i] for i in indexes], retry_s), strict=True
-            ):
-                outcomes[index] = outcome
-        return [outcome for outcome in outcomes if outcome is not None]
+        return _in_order(
+            (indexes, self._write(partition, [records[i] for i in indexes], retry_s))
+            for partition, indexes in self._sequencer.group_by_partition(records).items()
+        )
 
     def _write(
         self, partition: int, records: Sequence[NewRecord], retry_s: float
@@ -275,7 +282,7 @@ class Producer:
                 try:
                     outcomes = self._client.run(attempt, retry_s=0.0)
                 except ClientError as error:
-                    sequencer.failed(sender, batch, error)
+                    sequencer.report_failure(sender, batch, error)
                 else:
                     sequencer.receive_outcomes(sender, batch, outcomes)
             if not report:
@@ -346,11 +353,7 @@ class AsyncProducer:
             loop.call_at(deadline_s + 0.001, self._expire, sender)
             self._pump(sender)
             parts.append((indexes, future))
-        outcomes: list[RecordOutcome | None] = [None] * len(records)
-        for indexes, future in parts:
-            for index, outcome in zip(indexes, await future, strict=True):
-                outcomes[index] = outcome
-        return [outcome for outcome in outcomes if outcome is not None]
+        return _in_order([(indexes, await future) for indexes, future in parts])
 
     def _expire(self, sender: SequencedSender) -> None:
         sender.expire(round(asyncio.get_running_loop().time() * 1000))
@@ -386,7 +389,7 @@ class AsyncProducer:
         try:
             outcomes = await self._client.run(call, retry_s=0.0)
         except ClientError as error:
-            sequencer.failed(sender, batch, error)
+            sequencer.report_failure(sender, batch, error)
             if sender.has_failed:
                 await asyncio.sleep(PAUSE_S)
         else:

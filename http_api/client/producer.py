@@ -1,15 +1,15 @@
 """Writing records without idempotence: the call, each record's outcome, and safe retries.
 
-`send` (blocking) and `AsyncClient.produce` run a `ProduceExchange`, which decides after each answer
-which records to send again. Only a record that was certainly not written is sent again, so a lost
-answer leaves its records' outcome unknown. Producers that may repeat any request are in
-`http_api.client.idempotent`.
+`send` (blocking) and `AsyncClient.produce` make the attempts of `produce_attempts`, which decides
+after each answer which records to send again. Only a record that was certainly not written is sent
+again, so a lost answer leaves its records' outcome unknown. Producers that may repeat any request
+are in `http_api.client.idempotent`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -25,7 +25,7 @@ from http_api.client.calls import (
     error_of,
     path_of,
 )
-from http_api.client.routes import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from http_api.client.routes import Attempts, Backoff, Routes, attempts_at
 from http_api.client.transport import DEFAULT_RETRY_S, Client
 from http_api.contract.errors import RestCode
 from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
@@ -133,60 +133,47 @@ def json_text(value: object) -> bytes:
     return orjson.dumps(value)
 
 
-class ProduceExchange:
-    """Records being written: which to send again, and the outcomes so far. Decides without I/O.
+def produce_attempts(
+    topic: str,
+    records: Sequence[NewRecord],
+    routes: Routes,
+    now_s: Callable[[], float],
+    *,
+    partition: int | None,
+    acks: str,
+    retry_s: float,
+    must_answer: bool = False,
+) -> Attempts[list[RecordOutcome]]:
+    """Yield attempts at writing records and return one outcome per record, in order.
 
-    Its caller runs `call`, passes the result to `receive_outcomes` or `failed`,
-    waits for the returned number of seconds, and repeats until None is returned. A record is sent
-    again only if it was certainly not written (rule F1). One request is under way at a time, which
-    keeps each partition's records in order.
+    A record is sent again only if it was certainly not written (rule F1). One request is under way
+    at a time, which keeps each partition's records in order.
+
+    Raises:
+        ApiError: the request itself was refused, and not one of its records.
+        UnreachableError: with ``must_answer``, no broker has answered any call of this client.
     """
-
-    def __init__(
-        self, topic: str, records: Sequence[NewRecord], *, partition: int | None, deadline_s: float
-    ) -> None:
-        self._topic = topic
-        self._records = records
-        self._partition = partition
-        self._deadline_s = deadline_s
-        self._backoff_s = FIRST_BACKOFF_S
-        self._pending = list(range(len(records)))
-        self._outcomes: dict[int, RecordOutcome] = {}
-
-    @property
-    def outcomes(self) -> list[RecordOutcome]:
-        """Outcomes of the records, in order; complete once no attempt is left to make."""
-        return [self._outcomes[position] for position in range(len(self._records))]
-
-    def call(self, *, acks: str = "all", binary: bool = False) -> Call[list[RecordOutcome]]:
-        """Return the call for the records that are still to be written."""
-        records = [self._records[position] for position in self._pending]
-        return produce(self._topic, records, partition=self._partition, acks=acks, binary=binary)
-
-    def receive_outcomes(self, outcomes: Sequence[RecordOutcome], now_s: float) -> float | None:
-        """Take an outcome per record sent; return the seconds until the next attempt, or None."""
-        self._outcomes.update(zip(self._pending, outcomes, strict=True))
-        self._pending = [p for p in self._pending if self._outcomes[p].may_be_retried]
-        return self._next(now_s) if self._pending else None
-
-    def failed(self, error: ClientError, now_s: float) -> float | None:
-        """Take the failure of a whole request; return the seconds until the next attempt, or None.
-
-        Raises the error if it is about the request and not its records (a 4xx).
-        """
-        if isinstance(error, ApiError) and error.status < 500:
-            raise error
-        outcome = RecordOutcome(
-            None, None, RETRIABLE_CODE, str(error), error.outcome, error.retriable
-        )
-        return self.receive_outcomes([outcome] * len(self._pending), now_s)
-
-    def _next(self, now_s: float) -> float | None:
-        if now_s + self._backoff_s > self._deadline_s:
-            return None
-        wait_s = self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
-        return wait_s
+    backoff = Backoff(now_s() + retry_s)
+    outcomes: dict[int, RecordOutcome] = {}
+    pending = list(range(len(records)))
+    wait_s: float | None = 0.0
+    while wait_s is not None:
+        call = produce(topic, [records[at] for at in pending], partition=partition, acks=acks)
+        try:
+            rows = yield from attempts_at(call, routes, now_s, retry_s=0.0, wait_s=wait_s)
+        except ClientError as error:
+            is_refused = isinstance(error, ApiError) and error.status < 500
+            is_first = isinstance(error, UnreachableError) and not routes.has_answered
+            if is_refused or (must_answer and is_first):
+                raise
+            failure = RecordOutcome(
+                None, None, RETRIABLE_CODE, str(error), error.outcome, error.retriable
+            )
+            rows = [failure] * len(pending)
+        outcomes.update(zip(pending, rows, strict=True))
+        pending = [at for at in pending if outcomes[at].may_be_retried]
+        wait_s = backoff.next_s(now_s()) if pending else None
+    return [outcomes[at] for at in range(len(records))]
 
 
 def send(
@@ -202,19 +189,14 @@ def send(
 
     Records that were certainly not written are sent again for up to ``retry_s`` seconds.
     """
-    deadline_s = time.monotonic() + retry_s
-    exchange = ProduceExchange(topic, records, partition=partition, deadline_s=deadline_s)
-    while True:
-        try:
-            outcomes = client.run(exchange.call(acks=acks), retry_s=0.0)
-        except UnreachableError as error:
-            if not client.routes.has_answered:
-                raise
-            wait_s = exchange.failed(error, time.monotonic())
-        except ClientError as error:
-            wait_s = exchange.failed(error, time.monotonic())
-        else:
-            wait_s = exchange.receive_outcomes(outcomes, time.monotonic())
-        if wait_s is None:
-            return exchange.outcomes
-        time.sleep(wait_s)
+    attempts = produce_attempts(
+        topic,
+        records,
+        client.routes,
+        time.monotonic,
+        partition=partition,
+        acks=acks,
+        retry_s=retry_s,
+        must_answer=True,
+    )
+    return client.drive(attempts)

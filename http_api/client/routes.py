@@ -1,17 +1,21 @@
 """Decisions about a call's attempts: which broker gets the next one, and whether to retry.
 
-Both clients keep one `Routes` and make an `Exchange` for each call. Any broker serves any call
-(decision D7), so the first one that answers is kept. An answer names the leader of its partition
-(``Quorumlog-Leader-Url``), and the next call for that partition is sent to it. A write is sent
-again only if it certainly was not carried out (rule F1). No I/O; the time is an argument.
+Both clients keep one `Routes`, and make the attempts that `attempts_at` yields for a call: each is
+a request, a broker, and a pause before it. Any broker serves any call (decision D7), so the first
+one that answers is kept. An answer names the leader of its partition (``Quorumlog-Leader-Url``),
+and the next call for that partition is sent to it. A write is sent again only if it certainly was
+not carried out (rule F1). No I/O; the time is an argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
 
 from http_api.client.calls import (
     Answer,
+    Call,
     ClientError,
     OutcomeUnknownError,
     Request,
@@ -19,6 +23,8 @@ from http_api.client.calls import (
     error_of,
 )
 from raft_metadata.common.errors import Outcome
+
+T = TypeVar("T")
 
 LEADER_URL_HEADER = "quorumlog-leader-url"
 """Header with the URL of the partition's leader."""
@@ -73,7 +79,7 @@ class Routes:
         if leader and request.leader_key is not None:
             self.learn_leader(*request.leader_key, leader)
 
-    def failed(self, request: Request, url: str) -> None:
+    def report_failure(self, request: Request, url: str) -> None:
         """Forget a leader that did not answer, and move its broker to the end."""
         if request.leader_key is not None:
             self._leaders.pop(request.leader_key, None)
@@ -82,19 +88,90 @@ class Routes:
             self._urls.append(url)
 
 
+class Backoff:
+    """Pauses between attempts, each twice as long as the one before, up to a deadline."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._next_s = FIRST_BACKOFF_S
+
+    def next_s(self, now_s: float) -> float | None:
+        """Return the seconds to wait before the next attempt, or None if it would be too late."""
+        if now_s + self._next_s > self._deadline_s:
+            return None
+        wait_s = self._next_s
+        self._next_s = min(2 * wait_s, LAST_BACKOFF_S)
+        return wait_s
+
+
+class AttemptError(Exception):
+    """Base of the two ways in which an attempt can end without an answer."""
+
+
+class NotSentError(AttemptError):
+    """The request certainly did not reach the broker."""
+
+
+class LostError(AttemptError):
+    """The request was sent, at least in part, and no complete answer came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A request to send to one broker, ``wait_s`` seconds from now."""
+
+    url: str
+    request: Request
+    wait_s: float
+
+
+Attempts = Generator[Attempt, Answer, T]
+"""Attempts to make one after the other, and the result that they lead to.
+
+The client sends the `Answer` of each into the generator, or throws the `AttemptError` or
+`ClientError` that it ended with; at last the generator returns the result or raises `ClientError`.
+"""
+
+
+def attempts_at(
+    call: Call[T],
+    routes: Routes,
+    now_s: Callable[[], float],
+    *,
+    retry_s: float,
+    wait_s: float = 0.0,
+) -> Attempts[T]:
+    """Yield attempts at a call, for up to ``retry_s`` seconds, and return its result.
+
+    The first is made after ``wait_s`` seconds.
+    """
+    exchange = Exchange(routes, call.request, now_s(), retry_s)
+    while True:
+        try:
+            answer = yield Attempt(exchange.url, call.request, wait_s)
+        except NotSentError as error:
+            wait_s = exchange.report_not_sent(str(error), now_s())
+        except LostError as error:
+            wait_s = exchange.report_lost(str(error), now_s())
+        else:
+            again_s = exchange.receive_answer(answer, now_s())
+            if again_s is None:
+                return call.parse(answer)
+            wait_s = again_s
+
+
 class Exchange:
     """Attempts at one call: chooses each broker, and decides whether and when to retry.
 
-    The client sends the request to `url` and reports exactly one of `receive_answer`,
-    `report_not_sent` and `lost`. They return the seconds to wait before the next attempt, or
+    `attempts_at` has the request sent to `url` and calls exactly one of `receive_answer`,
+    `report_not_sent` and `report_lost`. They return the seconds to wait before the next attempt, or
     None if the answer is final, or raise a `ClientError`.
     """
 
     def __init__(self, routes: Routes, request: Request, now_s: float, retry_s: float) -> None:
         self._routes = routes
         self._request = request
-        self._deadline_s = now_s + retry_s
-        self._backoff_s = FIRST_BACKOFF_S
+        self._backoff = Backoff(now_s + retry_s)
         self._candidates = routes.candidates(request)
         self._refusals: dict[str, str] = {}
 
@@ -113,7 +190,7 @@ class Exchange:
         surely_not_done = error.outcome is Outcome.NOT_WRITTEN or self._request.may_repeat
         if answer.status < 500 or not error.retriable or not surely_not_done:
             raise error
-        self._routes.failed(self._request, self.url)
+        self._routes.report_failure(self._request, self.url)
         return self._next_round(error, now_s)
 
     def report_not_sent(self, reason: str, now_s: float) -> float:
@@ -121,17 +198,17 @@ class Exchange:
         self._refusals[self.url] = reason
         return self._next_broker(self._unreachable(), now_s, allowed=self._routes.has_answered)
 
-    def lost(self, reason: str, now_s: float) -> float:
+    def report_lost(self, reason: str, now_s: float) -> float:
         """Take a missing or partial answer; only a request that may be repeated is sent again."""
         msg = f"no answer from {self.url}: {reason}"
         error = OutcomeUnknownError(msg)
         if not self._request.may_repeat:
-            self._routes.failed(self._request, self.url)
+            self._routes.report_failure(self._request, self.url)
             raise error
         return self._next_broker(error, now_s, allowed=True)
 
     def _next_broker(self, error: ClientError, now_s: float, *, allowed: bool) -> float:
-        self._routes.failed(self._request, self.url)
+        self._routes.report_failure(self._request, self.url)
         del self._candidates[0]
         if self._candidates:
             return 0.0
@@ -140,10 +217,9 @@ class Exchange:
         return self._next_round(error, now_s)
 
     def _next_round(self, error: ClientError, now_s: float) -> float:
-        if now_s + self._backoff_s > self._deadline_s:
+        wait_s = self._backoff.next_s(now_s)
+        if wait_s is None:
             raise error
-        wait_s = self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
         self._candidates = self._routes.candidates(self._request)
         return wait_s
 

@@ -1,9 +1,8 @@
 """Blocking client, of the standard library only so that commands start quickly.
 
-`Client.run` sends a call over a kept connection per broker; `routes.Exchange` decides which broker
-gets an attempt and whether to retry. A connection that the broker has closed in the meantime is
-detected *before* a request is sent on it, and no request is ever repeated without the caller's
-policy (rule F2).
+`Client.run` makes the attempts that `routes.attempts_at` yields, over a kept connection
+per broker. A connection that the broker has closed in the meantime is detected *before* a request
+is sent on it, and no request is ever repeated without the caller's policy (rule F2).
 """
 
 from __future__ import annotations
@@ -17,8 +16,15 @@ from types import TracebackType
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from http_api.client.calls import Answer, Call, Request, decode_answer
-from http_api.client.routes import Exchange, Routes
+from http_api.client.calls import Answer, Call, ClientError, Request, decode_answer
+from http_api.client.routes import (
+    AttemptError,
+    Attempts,
+    LostError,
+    NotSentError,
+    Routes,
+    attempts_at,
+)
 
 T = TypeVar("T")
 
@@ -26,14 +32,6 @@ DEFAULT_URL = "http://127.0.0.1:8082"
 CONNECT_TIMEOUT_S = 3.0
 DEFAULT_RETRY_S = 10.0
 """Seconds for which a call without effect is retried; a leader change takes about one."""
-
-
-class NotSentError(Exception):
-    """The request certainly did not reach the broker."""
-
-
-class LostError(Exception):
-    """The request was sent, at least in part, and no complete answer came."""
 
 
 class Client:
@@ -54,20 +52,24 @@ class Client:
         to ``retry_s`` seconds, only if it certainly had no effect or may be repeated.
         """
         retry_s = self._retry_s if retry_s is None else retry_s
-        exchange = Exchange(self.routes, call.request, time.monotonic(), retry_s)
-        while True:
-            try:
-                answer = self._send(exchange.url, call.request)
-            except NotSentError as error:
-                wait_s = exchange.report_not_sent(str(error), time.monotonic())
-            except LostError as error:
-                wait_s = exchange.lost(str(error), time.monotonic())
-            else:
-                again_s = exchange.receive_answer(answer, time.monotonic())
-                if again_s is None:
-                    return call.parse(answer)
-                wait_s = again_s
-            time.sleep(wait_s)
+        return self.drive(attempts_at(call, self.routes, time.monotonic, retry_s=retry_s))
+
+    def drive(self, attempts: Attempts[T]) -> T:
+        """Make the attempts one after the other and return their result; raises `ClientError`."""
+        try:
+            attempt = next(attempts)
+            while True:
+                if attempt.wait_s:
+                    time.sleep(attempt.wait_s)
+                try:
+                    answer = self._send(attempt.url, attempt.request)
+                except (AttemptError, ClientError) as error:
+                    attempt = attempts.throw(error)
+                else:
+                    attempt = attempts.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
     def close(self) -> None:
         for connection in self._connections.values():

@@ -226,7 +226,7 @@ COMMIT = groups.commit("pilots", "one", {FLIGHTS_0: 1})
 def test_rule_f2_a_read_of_a_group_is_never_sent_again() -> None:
     exchange = Exchange(Routes(["http://a:1", "http://b:1"]), POLL.request, 0, 10)
     with pytest.raises(OutcomeUnknownError):
-        exchange.lost("broken", 0)
+        exchange.report_lost("broken", 0)
 
 
 def test_what_may_be_said_twice_goes_to_the_next_broker() -> None:
@@ -234,11 +234,11 @@ def test_what_may_be_said_twice_goes_to_the_next_broker() -> None:
     for call in (COMMIT, groups.subscribe("pilots", "one", ["t"])):
         exchange = Exchange(routes, call.request, 0, 10)
         first = exchange.url
-        assert exchange.lost("broken", 0) == 0
+        assert exchange.report_lost("broken", 0) == 0
         assert exchange.url != first
     create = groups.create_instance("pilots", "one", groups.InstanceSettings())
     with pytest.raises(OutcomeUnknownError):
-        Exchange(routes, create.request, 0, 10).lost("broken", 0)
+        Exchange(routes, create.request, 0, 10).report_lost("broken", 0)
 
 
 async def test_rule_f2_aiohttp_does_not_send_a_read_of_a_group_again_by_itself() -> None:

@@ -17,8 +17,8 @@ from http_api.client.calls import (
     path_of,
 )
 from http_api.client.consumer import fetch
-from http_api.client.producer import NewRecord, ProduceExchange, RecordOutcome, parse_outcomes
-from http_api.client.routes import LAST_BACKOFF_S, Exchange, Routes
+from http_api.client.producer import NewRecord, RecordOutcome, parse_outcomes, produce_attempts
+from http_api.client.routes import LAST_BACKOFF_S, Exchange, LostError, NotSentError, Routes
 from raft_metadata.common.errors import Outcome
 
 READ = Request(method="GET", path="/x")
@@ -93,7 +93,7 @@ def test_the_leader_an_answer_names_is_asked_first_for_its_partition_only() -> N
 def test_rule_f1_a_write_that_may_have_been_done_is_not_sent_again() -> None:
     exchange = Exchange(Routes([A, B]), WRITE, now_s=0, retry_s=60)
     with pytest.raises(OutcomeUnknownError) as lost:
-        exchange.lost("timed out", 0)
+        exchange.report_lost("timed out", 0)
     assert lost.value.outcome is Outcome.UNKNOWN
 
     exchange = Exchange(Routes([A, B]), WRITE, now_s=0, retry_s=60)
@@ -112,7 +112,7 @@ def test_rule_f1_a_write_that_surely_was_not_done_goes_again_until_the_deadline(
 
 def test_a_pure_read_goes_again_whatever_became_of_it() -> None:
     exchange = Exchange(Routes([A, B]), READ, now_s=0, retry_s=1)
-    assert exchange.lost("reset", 0) == 0
+    assert exchange.report_lost("reset", 0) == 0
     assert exchange.url == B
     assert exchange.receive_answer(failure(503, "unknown"), 0) == 0.05
 
@@ -145,42 +145,92 @@ UNKNOWN = RecordOutcome(None, None, 50003, "REQUEST_TIMED_OUT", Outcome.UNKNOWN,
 TOO_LARGE = RecordOutcome(None, None, 413, "MESSAGE_TOO_LARGE")
 
 
-def sending(count: int, deadline_s: float = 10) -> ProduceExchange:
-    records = [NewRecord(b"%d" % number) for number in range(count)]
-    return ProduceExchange("t", records, partition=None, deadline_s=deadline_s)
+class Sending:
+    """Records on their way, whose attempts the test answers at times that it gives."""
+
+    def __init__(self, count: int, *, retry_s: float = 10) -> None:
+        self.now_s = 0.0
+        self.routes = Routes([A])
+        self.outcomes: list[RecordOutcome] = []
+        self._attempts = produce_attempts(
+            "t",
+            [NewRecord(b"%d" % number) for number in range(count)],
+            self.routes,
+            lambda: self.now_s,
+            partition=None,
+            acks="all",
+            retry_s=retry_s,
+        )
+        self.attempt = next(self._attempts)
+
+    def answer(self, rows: list[RecordOutcome], now_s: float) -> float | None:
+        """Answer the attempt; return the seconds before the next one, None if there is none."""
+        offsets = [
+            {
+                "partition": row.partition,
+                "offset": row.offset,
+                "error_code": row.error_code,
+                "error": row.error,
+                "retriable": row.retriable,
+                "outcome": "unknown" if row.outcome is Outcome.UNKNOWN else "not_written",
+            }
+            for row in rows
+        ]
+        body = orjson.dumps({"offsets": offsets})
+        return self.end(Answer(status=200, body=body), now_s)
+
+    def end(self, end: Answer | Exception, now_s: float) -> float | None:
+        """End the attempt with an answer or an error; return what `answer` returns."""
+        self.now_s = now_s
+        try:
+            if isinstance(end, Answer):
+                self.attempt = self._attempts.send(end)
+            else:
+                self.attempt = self._attempts.throw(end)
+        except StopIteration as done:
+            self.outcomes = done.value
+            return None
+        return self.attempt.wait_s
 
 
 def test_rule_f1_only_records_that_surely_were_not_written_go_again() -> None:
-    exchange = sending(4)
-    assert exchange.receive_outcomes([WRITTEN, AGAIN, UNKNOWN, TOO_LARGE], 0) == 0.05
-    assert exchange.call().request.body == b'{"records":[{"value":1}]}'
-    assert exchange.receive_outcomes([RecordOutcome(0, 6)], 0.1) is None
-    assert exchange.outcomes == [WRITTEN, RecordOutcome(0, 6), UNKNOWN, TOO_LARGE]
+    sending = Sending(4)
+    assert sending.answer([WRITTEN, AGAIN, UNKNOWN, TOO_LARGE], 0) == 0.05
+    assert sending.attempt.request.body == b'{"records":[{"value":1}]}'
+    assert sending.answer([RecordOutcome(0, 6)], 0.1) is None
+    assert sending.outcomes == [WRITTEN, RecordOutcome(0, 6), UNKNOWN, TOO_LARGE]
 
 
 def test_records_are_given_up_at_the_deadline() -> None:
-    exchange = sending(1, deadline_s=1)
-    assert exchange.receive_outcomes([AGAIN], 0.9) is not None
-    assert exchange.receive_outcomes([AGAIN], 0.95) is None
-    assert exchange.outcomes == [AGAIN]
+    sending = Sending(1, retry_s=1)
+    assert sending.answer([AGAIN], 0.9) is not None
+    assert sending.answer([AGAIN], 0.95) is None
+    assert sending.outcomes == [AGAIN]
 
 
 def test_rule_f1_a_lost_request_is_unknown_for_every_record_of_it() -> None:
-    exchange = sending(2)
-    assert exchange.failed(OutcomeUnknownError("reset"), 0) is None
-    assert [outcome.outcome for outcome in exchange.outcomes] == [Outcome.UNKNOWN] * 2
+    sending = Sending(2)
+    assert sending.end(LostError("reset"), 0) is None
+    assert [outcome.outcome for outcome in sending.outcomes] == [Outcome.UNKNOWN] * 2
+
+
+def test_rule_f1_an_answer_that_cannot_be_read_is_unknown_for_every_record() -> None:
+    sending = Sending(2)
+    assert sending.end(ProtocolError("in a coding that was not asked for"), 0) is None
+    assert [outcome.outcome for outcome in sending.outcomes] == [Outcome.UNKNOWN] * 2
 
 
 def test_an_unreachable_cluster_is_tried_again() -> None:
-    exchange = sending(1)
-    assert exchange.failed(UnreachableError("nobody"), 0) == 0.05
-    assert exchange.receive_outcomes([WRITTEN], 0.1) is None
+    sending = Sending(1)
+    assert sending.end(NotSentError("refused"), 0) == 0.05
+    assert sending.answer([WRITTEN], 0.1) is None
+    assert sending.outcomes == [WRITTEN]
 
 
 def test_what_concerns_the_request_is_raised() -> None:
-    error = ApiError(404, 40401, "Topic t not found", {})
-    with pytest.raises(ApiError):
-        sending(1).failed(error, 0)
+    body = orjson.dumps({"error_code": 40401, "message": "Topic t not found"})
+    with pytest.raises(ApiError, match="Topic t not found"):
+        Sending(1).end(Answer(status=404, body=body), 0)
 
 
 def test_a_503_with_rows_is_read_record_by_record() -> None:
@@ -195,8 +245,7 @@ def test_a_503_with_rows_is_read_record_by_record() -> None:
         }
     ]
     answer = Answer(status=503, body=orjson.dumps({"offsets": rows}))
-    request = sending(1).call().request
-    assert Exchange(Routes([A]), request, 0, 0).receive_answer(answer, 0) is None
+    assert Sending(1).end(answer, 0) == 0.05
     assert parse_outcomes(answer)[0].may_be_retried
     with pytest.raises(ApiError):
         parse_outcomes(failure(503))

@@ -231,7 +231,7 @@ class FakeRoutes:
     def candidates(self, request: object) -> list[str]:
         return ["http://a:1"]
 
-    def failed(self, request: object, url: str) -> None:
+    def report_failure(self, request: object, url: str) -> None:
         pass
 
 
