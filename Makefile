@@ -37,6 +37,10 @@ test-slow: setup ## the slow tests too
 simulate: .venv ## more seeds of the simulations; ARGS="--seeds 100000", ARGS="--seed 7" replays one
 	@$(PYTHON) -m pytest -m simulate tests/simulation $(MORE_SEEDS) $(ARGS)
 
+.PHONY: mutants
+mutants: .venv .cache/mutants/tools ## change the pure cores at random, see that tests notice; ARGS="--sample 300 --seed 2"
+	@PYTHONPATH=$(CURDIR)/.cache/mutants/tools $(PYTHON) -m tests.mutants $(ARGS)
+
 .PHONY: power-loss
 power-loss: .venv ## cut the power of a loaded cluster fifty times; as root on real file systems, else the stand-in
 	@$(PYTHON) -m pytest -m slow -s tests/integration/test_cluster_power_loss.py -k "fifty and best or lie or flush_os" $(ARGS)
@@ -99,5 +103,14 @@ clean: ## remove .venv, caches and build files; clusters' data stays
 	@rm -rf $@ $@.partial
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 		--no-build-isolation --no-compile --target $@.partial -r demo-data.lock
+	@mv $@.partial $@
+	@touch $@
+
+# Beside .venv, which everybody needs: only `make mutants` imports these.
+.cache/mutants/tools: .ci/mutants.lock | .venv
+	@echo "mutants: fetching cosmic-ray and coverage"
+	@rm -rf $@ $@.partial
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--target $@.partial -r .ci/mutants.lock
 	@mv $@.partial $@
 	@touch $@

