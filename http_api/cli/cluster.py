@@ -14,16 +14,9 @@ from typing import Any
 
 import click
 
-from http_api.cli.options import (
-    client_of,
-    dry_run_option,
-    error_text,
-    format_option,
-    print_client_errors,
-    print_json,
-    print_table,
-    url_option,
-)
+from http_api.cli.options import client_of, dry_run_option, error_text, format_option, url_option
+from http_api.cli.partition import partitions_of
+from http_api.cli.session import Columns, CommandSession, cluster_command, or_blank, table
 from http_api.client import admin
 from http_api.client import cluster_state as calls
 from http_api.client.calls import ApiError, ClientError
@@ -148,16 +141,13 @@ cluster.add_command(health)
 
 
 @cluster.command()
-@url_option
-@format_option
-@print_client_errors
-def info(url: str, form: str) -> None:
+@cluster_command
+def info(session: CommandSession) -> None:
     """Show the cluster id, the active controller, the brokers and how their partitions are."""
-    with client_of(url) as client:
-        found = client.run(admin.cluster())
-        brokers = client.run(admin.brokers(found.cluster_id))
-        topics = client.run(admin.topics(found.cluster_id))
-        partitions = _all_partitions(client, found.cluster_id, topics)
+    found = session.cluster
+    brokers = session.call(admin.brokers)
+    topics = session.call(admin.topics)
+    partitions = partitions_of(session, (topic.name for topic in topics))
     summary = {
         "topics": len(topics),
         "partitions": len(partitions),
@@ -165,37 +155,24 @@ def info(url: str, form: str) -> None:
         "under_replicated": sum(bool(item.out_of_sync) for item in partitions),
     }
     rows = [asdict(broker) | _counts(broker.broker_id, partitions) for broker in brokers]
-    if form == "json":
-        print_json(asdict(found) | {"brokers": rows} | summary)
-        return
     controller = "none known" if found.controller_id is None else found.controller_id
-    click.echo(f"cluster {found.cluster_id}")
-    click.echo(f"active controller {controller}")
-    print_table(
-        ("BROKER", "URL", "RACK", "LEADS", "REPLICAS", "OUT-OF-SYNC"),
-        [
-            (
-                *(row["broker_id"], row["url"], row["rack"] or ""),
-                *(row["leads"], row["replicas"], row["out_of_sync"] or ""),
-            )
-            for row in rows
-        ],
-    )
-    click.echo(" ".join(f"{name}={count}" for name, count in summary.items()))
+    lines = [
+        f"cluster {found.cluster_id}",
+        f"active controller {controller}",
+        table(rows, BROKER_COLUMNS),
+        " ".join(f"{name}={count}" for name, count in summary.items()),
+    ]
+    session.show(asdict(found) | {"brokers": rows} | summary, "\n".join(lines))
 
 
-def _all_partitions(
-    client: Client, cluster_id: str, topics: list[admin.TopicInfo]
-) -> list[admin.PartitionInfo]:
-    found: list[admin.PartitionInfo] = []
-    for topic in topics:
-        try:
-            rows = client.run(admin.partitions(cluster_id, topic.name))
-            found.extend(rows)
-        except ApiError as error:
-            if error.status != 404:  # 404: deleted after the list was read
-                raise
-    return found
+BROKER_COLUMNS: Columns = {
+    "BROKER": "broker_id",
+    "URL": "url",
+    "RACK": or_blank("rack"),
+    "LEADS": "leads",
+    "REPLICAS": "replicas",
+    "OUT-OF-SYNC": or_blank("out_of_sync"),
+}
 
 
 def _counts(broker_id: int, partitions: list[admin.PartitionInfo]) -> dict[str, object]:
@@ -207,38 +184,27 @@ def _counts(broker_id: int, partitions: list[admin.PartitionInfo]) -> dict[str, 
 
 
 @cluster.command()
-@url_option
-@format_option
-@print_client_errors
-def features(url: str, form: str) -> None:
+@cluster_command
+def features(session: CommandSession) -> None:
     """Show metadata.version, and how far each broker could follow."""
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-        found = client.run(admin.features(cluster_id))
-    if form == "json":
-        print_json(asdict(found))
-        return
-    click.echo(f"metadata.version {found.metadata_version}")
-    rows: list[tuple[object, ...]] = [
-        (broker, found.supported_min, highest) for broker, highest in sorted(found.brokers.items())
-    ]
-    print_table(("BROKER", "MIN", "MAX"), rows)
+    found = session.call(admin.features)
+    columns: Columns = {"BROKER": "broker", "MIN": lambda _: found.supported_min, "MAX": "max"}
+    rows = [{"broker": broker, "max": highest} for broker, highest in sorted(found.brokers.items())]
+    session.show(
+        asdict(found), f"metadata.version {found.metadata_version}\n{table(rows, columns)}"
+    )
 
 
 @cluster.command()
 @click.option("--level", type=int, help="[default: the highest that every node can follow]")
 @dry_run_option
-@url_option
-@format_option
-@print_client_errors
-def upgrade(level: int | None, dry_run: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
+@cluster_command
+def upgrade(session: CommandSession, level: int | None, dry_run: bool) -> None:  # noqa: FBT001 a flag
     """Raise metadata.version once every node runs the newer release. It is never lowered."""
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-        found = client.run(admin.upgrade(cluster_id, level, validate_only=dry_run))
-    if form == "json":
-        print_json(asdict(found) | {"dry_run": dry_run})
-        return
+    found = session.call(admin.upgrade, level, validate_only=dry_run)
     could = "could go" if dry_run else "went"
     before = found.metadata_version_before
-    click.echo(f"metadata.version {could} from {before} to {found.metadata_version}")
+    session.show(
+        asdict(found) | {"dry_run": dry_run},
+        f"metadata.version {could} from {before} to {found.metadata_version}",
+    )

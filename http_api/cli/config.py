@@ -1,7 +1,7 @@
 """``quorumlog config list | describe | set | reset``, of a topic, a broker or the cluster.
 
 The first words of a command name the resource (`topic orders`, `broker 1`, `cluster`); the rest are
-names or NAME=VALUE arguments. Calls are those of `http_api.client.admin`.
+names or NAME=VALUE arguments.
 """
 
 from __future__ import annotations
@@ -10,17 +10,8 @@ from dataclasses import asdict
 
 import click
 
-from http_api.cli.options import (
-    client_of,
-    dry_run_option,
-    format_option,
-    parse_pairs,
-    print_client_errors,
-    print_json,
-    print_table,
-    run_for_each,
-    url_option,
-)
+from http_api.cli.options import dry_run_option, parse_pairs
+from http_api.cli.session import Columns, CommandSession, Row, cluster_command
 from http_api.client import admin
 from http_api.client.admin import ConfigInfo, ConfigPlace
 
@@ -39,90 +30,64 @@ def config() -> None:
 @config.command("list")
 @click.argument("words", metavar=PLACE_OR_ALL, nargs=-1, required=True)
 @click.option("--changed", is_flag=True, help="Only what is not the default.")
-@url_option
-@format_option
-@print_client_errors
-def list_configs(words: tuple[str, ...], changed: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
+@cluster_command
+def list_configs(session: CommandSession, words: tuple[str, ...], changed: bool) -> None:  # noqa: FBT001 a flag
     """List what is in force, and who said so."""
     place, rest = _parse_place(words, writing=False)
     _refuse_words(rest)
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-        found = client.run(admin.configs(cluster_id, place))
-    shown = [one for one in found if not (changed and one.is_default)]
-    if form == "json":
-        print_json([_row(one) for one in shown])
-        return
-    several = words[0] == "brokers"
-    rows: list[tuple[object, ...]] = [
-        (
-            *((one.broker_id,) if several else ()),
-            *(one.name, one.value, one.source, "read-only" if one.is_read_only else one.update),
-        )
-        for one in shown
-    ]
-    headings = ("NAME", "VALUE", "SOURCE", "UPDATE")
-    print_table(("BROKER", *headings) if several else headings, rows)
+    found = session.call(admin.configs, place)
+    several: Columns = {"BROKER": "broker_id"} if words[0] == "brokers" else {}
+    session.show_rows(
+        (_row(one) for one in found if not (changed and one.is_default)), {**several, **COLUMNS}
+    )
 
 
 @config.command()
 @click.argument("words", metavar=f"{PLACE} NAME...", nargs=-1, required=True)
-@url_option
-@format_option
-@print_client_errors
-def describe(words: tuple[str, ...], url: str, form: str) -> int:
+@cluster_command
+def describe(session: CommandSession, words: tuple[str, ...]) -> int:
     """Show configs with all that was said, what they mean, and what they may be."""
     place, names = _parse_place(words, writing=True)
     _require_words(names, "NAME")
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-
-        def read(name: str) -> dict[str, object]:
-            return _row(client.run(admin.config(cluster_id, place, name)))
-
-        return run_for_each(names, read, form, _description_lines)
+    return session.for_each(
+        names, lambda name: _row(session.call(admin.config, place, name)), _description_lines
+    )
 
 
 @config.command("set")
 @click.argument("words", metavar=f"{PLACE} NAME=VALUE...", nargs=-1, required=True)
 @dry_run_option
-@url_option
-@format_option
-@print_client_errors
-def set_configs(words: tuple[str, ...], dry_run: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
+@cluster_command
+def set_configs(session: CommandSession, words: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 a flag
     """Set configs: all of them, or none where one is refused."""
     place, texts = _parse_place(words, writing=True)
     _require_words(texts, "NAME=VALUE")
-    _alter(place, dict(parse_pairs(texts, "set")), url, form, dry_run=dry_run)
+    _alter(session, place, dict(parse_pairs(texts, "set")), dry_run=dry_run)
 
 
 @config.command()
 @click.argument("words", metavar=f"{PLACE} NAME...", nargs=-1, required=True)
 @dry_run_option
-@url_option
-@format_option
-@print_client_errors
-def reset(words: tuple[str, ...], dry_run: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
+@cluster_command
+def reset(session: CommandSession, words: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 a flag
     """Reset configs to what the cluster, the node's file or the default says."""
     place, names = _parse_place(words, writing=True)
     _require_words(names, "NAME")
-    _alter(place, dict.fromkeys(names), url, form, dry_run=dry_run)
+    _alter(session, place, dict.fromkeys(names), dry_run=dry_run)
 
 
 def _alter(
-    place: ConfigPlace, changes: dict[str, str | None], url: str, form: str, *, dry_run: bool
+    session: CommandSession, place: ConfigPlace, changes: dict[str, str | None], *, dry_run: bool
 ) -> None:
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-        client.run(admin.alter_configs(cluster_id, place, changes, validate_only=dry_run))
-    if form == "json":
-        print_json(
-            [{"name": name, "value": value, "dry_run": dry_run} for name, value in changes.items()]
-        )
-        return
+    session.call(admin.alter_configs, place, changes, validate_only=dry_run)
     could = "could be " if dry_run else ""
-    for name, value in changes.items():
-        click.echo(f"{could}reset {name}" if value is None else f"{could}set {name}={value}")
+    session.show(
+        [{"name": name, "value": value, "dry_run": dry_run} for name, value in changes.items()],
+        "\n".join(
+            f"{could}reset {name}" if value is None else f"{could}set {name}={value}"
+            for name, value in changes.items()
+        ),
+    )
 
 
 def _parse_place(words: tuple[str, ...], *, writing: bool) -> tuple[ConfigPlace, tuple[str, ...]]:
@@ -161,15 +126,19 @@ def _row(one: ConfigInfo) -> dict[str, object]:
     }
 
 
-def _description_lines(row: dict[str, object]) -> str:
-    synonyms = row["synonyms"]
-    assert isinstance(synonyms, list)
-    update = "read-only" if row["is_read_only"] else row["update"]
+def _update(row: Row) -> str:
+    return "read-only" if row["is_read_only"] else str(row["update"])
+
+
+COLUMNS: Columns = {"NAME": "name", "VALUE": "value", "SOURCE": "source", "UPDATE": _update}
+
+
+def _description_lines(row: Row) -> str:
     return "\n".join(
         [
-            f"{row['name']}={row['value']} ({update})",
+            f"{row['name']}={row['value']} ({_update(row)})",
             f"  {row['meaning']}",
             f"  expected {row['expected']}",
-            *(f"  {one['source']} {one['value']}" for one in synonyms),
+            *(f"  {one['source']} {one['value']}" for one in row["synonyms"]),
         ]
     )

@@ -14,16 +14,9 @@ from typing import Any
 
 import click
 
-from http_api.cli.options import (
-    client_of,
-    format_option,
-    print_client_errors,
-    print_json,
-    url_option,
-)
-from http_api.client import admin
+from http_api.cli.options import print_json
+from http_api.cli.session import CommandSession, cluster_command
 from http_api.client import cluster_state as calls
-from http_api.client.transport import Client
 
 Fact = Mapping[str, Any]
 
@@ -221,16 +214,13 @@ def metadata() -> None:
 @click.option(
     "--force", is_flag=True, help="With --dir: read it although a running controller writes there."
 )
-@url_option
-@format_option
-@print_client_errors
+@cluster_command
 def dump(
+    session: CommandSession,
     start: int,
     follow: bool,  # noqa: FBT001 a flag of the command line
     directory: Path | None,
     force: bool,  # noqa: FBT001 a flag of the command line
-    url: str,
-    form: str,
 ) -> None:
     """Print the log as one fact a line: offset, epoch, time, what happened.
 
@@ -240,18 +230,16 @@ def dump(
         if follow:
             msg = "--dir reads what is there once: it can't be combined with --follow"
             raise click.UsageError(msg)
-        _dump_directory(directory, start, form, force=force)
+        _dump_directory(directory, start, session.form, force=force)
         return
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-        _dump_log(client, cluster_id, start, form, follow=follow)
+    _dump_log(session, start, follow=follow)
 
 
-def _dump_log(client: Client, cluster_id: str, start: int, form: str, *, follow: bool) -> None:
+def _dump_log(session: CommandSession, start: int, *, follow: bool) -> None:
     offset = start
     while True:
-        page = client.run(calls.log(cluster_id, offset, wait_ms=FOLLOW_WAIT_MS if follow else 0))
-        _print_facts(page.facts, form)
+        page = session.call(calls.log, offset, wait_ms=FOLLOW_WAIT_MS if follow else 0)
+        _print_facts(page.facts, session.form)
         offset = page.next_offset
         if not follow and (not page.facts or offset >= page.end_offset):
             return
@@ -283,18 +271,14 @@ def _print_facts(facts: Iterable[Mapping[str, Any]], form: str) -> None:
 
 @metadata.command()
 @click.argument("path", default="/")
-@url_option
-@format_option
-@print_client_errors
-def get(path: str, url: str, form: str) -> None:
+@cluster_command
+def get(session: CommandSession, path: str) -> None:
     """Print any place of the image as JSON: /brokers/1, /topics/orders/partitions/0/isr, /features.
 
     Without PATH the whole image. A path that is not there names what there is.
     """
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-        found = client.run(calls.image(cluster_id, [part for part in path.split("/") if part]))
-    if form == "json":
+    found = session.call(calls.image, [part for part in path.split("/") if part])
+    if session.form == "json":
         click.echo(json.dumps(found, ensure_ascii=False))
     else:
         print_json(found)

@@ -11,23 +11,18 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 from http_api.cli.options import (
-    client_of,
     format_option,
-    print_client_errors,
     print_json,
-    print_table,
-    run_for_each,
     set_option,
     timeout_option,
-    url_option,
     wait_option,
     wait_until,
 )
+from http_api.cli.session import Columns, CommandSession, Row, cluster_command, or_blank
 from http_api.client import admin
 
 
@@ -118,41 +113,32 @@ def broker(
 
 @broker.command("list")
 @click.option("-a", "--all", "everyone", is_flag=True, help="Those that are not alive, too.")
-@url_option
-@format_option
-@print_client_errors
-def list_brokers(everyone: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
+@cluster_command
+def list_brokers(session: CommandSession, everyone: bool) -> None:  # noqa: FBT001 a flag
     """List the brokers with their state and their share of the partitions."""
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-        found = client.run(admin.brokers(cluster_id, include_all=everyone))
-    if form == "json":
-        print_json([asdict(item) for item in found])
-        return
-    rows: list[tuple[object, ...]] = [
-        (
-            *(item.broker_id, item.url, item.rack or "", item.state),
-            *("" if item.drain == "none" else item.drain, item.leader_count, item.replica_count),
-        )
-        for item in found
-    ]
-    print_table(("BROKER", "URL", "RACK", "STATE", "DRAIN", "LEADS", "REPLICAS"), rows)
+    found = session.call(admin.brokers, include_all=everyone)
+    session.show_rows(map(asdict, found), BROKER_COLUMNS)
+
+
+BROKER_COLUMNS: Columns = {
+    "BROKER": "broker_id",
+    "URL": "url",
+    "RACK": or_blank("rack"),
+    "STATE": "state",
+    "DRAIN": lambda row: "" if row["drain"] == "none" else row["drain"],
+    "LEADS": "leader_count",
+    "REPLICAS": "replica_count",
+}
 
 
 @broker.command()
 @click.argument("broker_ids", metavar="BROKER...", nargs=-1, required=True, type=int)
-@url_option
-@format_option
-@print_client_errors
-def describe(broker_ids: tuple[int, ...], url: str, form: str) -> int:
+@cluster_command
+def describe(session: CommandSession, broker_ids: tuple[int, ...]) -> int:
     """Show a broker, and how far its drain is."""
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-
-        def read(name: str) -> dict[str, object]:
-            return _row(client.run(admin.broker(cluster_id, int(name))))
-
-        return run_for_each(map(str, broker_ids), read, form, _description_lines)
+    return session.for_each(
+        broker_ids, lambda one: _row(session.call(admin.broker, one)), _description_lines
+    )
 
 
 @broker.command()
@@ -166,35 +152,28 @@ def describe(broker_ids: tuple[int, ...], url: str, form: str) -> int:
 )
 @wait_option
 @timeout_option
-@url_option
-@format_option
-@print_client_errors
+@cluster_command
 def drain(
+    session: CommandSession,
     broker_id: int,
     scope: str,
     wait: bool,  # noqa: FBT001 a flag of the command line
     timeout_s: float,
-    url: str,
-    form: str,
 ) -> int:
     """Rid a broker of its leaderships (for maintenance) or of its replicas (to take it out).
 
     It stays so until `undrain`. The moves go on after the command has ended.
     """
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-        latest = client.run(admin.drain(cluster_id, broker_id, scope))
+    latest = session.call(admin.drain, broker_id, scope)
 
-        def is_done() -> bool:
-            nonlocal latest
-            latest = client.run(admin.broker(cluster_id, broker_id))
-            return latest.progress is None or latest.progress.is_done
+    def is_done() -> bool:
+        nonlocal latest
+        latest = session.call(admin.broker, broker_id)
+        return latest.progress is None or latest.progress.is_done
 
-        done = not wait or wait_until(is_done, timeout_s)
-    if form == "json":
-        print_json(_row(latest))
-    else:
-        click.echo(_description_lines(_row(latest)))
+    done = not wait or wait_until(is_done, timeout_s)
+    row = _row(latest)
+    session.show(row, _description_lines(row))
     if not done:
         click.echo(f"quorumlog: not drained within {timeout_s:g} s; it goes on", err=True)
     return 0 if done else 1
@@ -202,40 +181,28 @@ def drain(
 
 @broker.command()
 @click.argument("broker_ids", metavar="BROKER...", nargs=-1, required=True, type=int)
-@url_option
-@format_option
-@print_client_errors
-def undrain(broker_ids: tuple[int, ...], url: str, form: str) -> int:
+@cluster_command
+def undrain(session: CommandSession, broker_ids: tuple[int, ...]) -> int:
     """End a drain: the broker may lead and hold partitions again.
 
     Nothing moves back by itself but the leaderships it is preferred for.
     """
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-
-        def end(name: str) -> dict[str, object]:
-            return _row(client.run(admin.drain(cluster_id, int(name), "none")))
-
-        return run_for_each(map(str, broker_ids), end, form, _description_lines)
+    return session.for_each(
+        broker_ids, lambda one: _row(session.call(admin.drain, one, "none")), _description_lines
+    )
 
 
 @broker.command()
 @click.argument("broker_ids", metavar="BROKER...", nargs=-1, required=True, type=int)
-@url_option
-@format_option
-@print_client_errors
-def unregister(broker_ids: tuple[int, ...], url: str, form: str) -> int:
+@cluster_command
+def unregister(session: CommandSession, broker_ids: tuple[int, ...]) -> int:
     """Take brokers out for good. One that lives or holds replicas is refused: drain and stop it."""
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
 
-        def remove(name: str) -> dict[str, object]:
-            client.run(admin.unregister(cluster_id, int(name)))
-            return {"broker_id": int(name)}
+    def remove(broker_id: int) -> dict[str, object]:
+        session.call(admin.unregister, broker_id)
+        return {"broker_id": broker_id}
 
-        return run_for_each(
-            map(str, broker_ids), remove, form, lambda row: f"unregistered {row['broker_id']}"
-        )
+    return session.for_each(broker_ids, remove, lambda row: f"unregistered {row['broker_id']}")
 
 
 def _row(found: admin.BrokerDetails) -> dict[str, object]:
@@ -243,7 +210,7 @@ def _row(found: admin.BrokerDetails) -> dict[str, object]:
     return asdict(found.info) | {"drain_progress": progress}
 
 
-def _description_lines(row: dict[str, Any]) -> str:
+def _description_lines(row: Row) -> str:
     """Return a line about the broker, its drain, and a line per partition it could not move yet."""
     share = f"leads={row['leader_count']} replicas={row['replica_count']}"
     state = f"state={row['state']} drain={row['drain']}"

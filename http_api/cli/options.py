@@ -113,33 +113,6 @@ def error_text(error: ClientError, form: str) -> str:
     return text
 
 
-def run_for_each(
-    names: Iterable[str],
-    act: Callable[[str], dict[str, object]],
-    form: str,
-    sentence: Callable[[dict[str, object]], str],
-) -> int:
-    """Call ``act`` for every name and print the results; return the exit code.
-
-    A name that fails does not stop the next, but makes the exit code 1.
-    """
-    done: list[dict[str, object]] = []
-    failed = False
-    for name in names:
-        try:
-            row = act(name)
-        except ApiError as error:
-            click.echo(error_text(error, form), err=True)
-            failed = True
-            continue
-        done.append(row)
-        if form == "text":
-            click.echo(sentence(row))
-    if form == "json":
-        print_json(done)
-    return 1 if failed else 0
-
-
 def wait_until(is_done: Callable[[], bool], timeout_s: float) -> bool:
     """Call ``is_done`` until it returns True; return False if it does not within ``timeout_s``."""
     deadline_s = time.monotonic() + timeout_s
@@ -175,17 +148,3 @@ def parse_broker_ids(text: str, separator: str, option: str) -> tuple[int, ...]:
 def print_json(value: object) -> None:
     """Print a value as an indented JSON document."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def print_table(headings: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
-    """Print rows in columns as wide as their cells; the last column is not padded."""
-    lines = [headings, *(tuple(str(cell) for cell in row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
-
-
-def ids(numbers: Iterable[int]) -> str:
-    """Return broker ids as the cell of a column; blank if there are none."""
-    return ",".join(str(number) for number in numbers)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
-from http_api.cli.options import (
-    client_of,
-    format_option,
-    print_client_errors,
-    print_json,
-    print_table,
-    url_option,
+from http_api.cli.session import (
+    UNKNOWN,
+    Columns,
+    CommandSession,
+    Row,
+    cell_text,
+    cluster_command,
+    table,
 )
-from http_api.client import admin
 from http_api.client import cluster_state as calls
-
-Row = Mapping[str, Any]
-UNKNOWN = "-"
 
 
 @click.group()
@@ -33,91 +27,75 @@ def quorum() -> None:
     is_flag=True,
     help="A row for every voter and observer instead of the summary (text only).",
 )
-@url_option
-@format_option
-@print_client_errors
-def describe(replication: bool, url: str, form: str) -> None:  # noqa: FBT001 a flag
+@cluster_command
+def describe(session: CommandSession, replication: bool) -> None:  # noqa: FBT001 a flag
     """Show who leads, in which epoch, how far voters and brokers have come."""
-    with client_of(url) as client:
-        cluster_id = client.run(admin.cluster()).cluster_id
-        found = client.run(calls.quorum(cluster_id))
-    if form == "json":
-        print_json(found)
-    elif replication:
-        _print_replication(found)
+    found = session.call(calls.quorum)
+    if replication:
+        rows = [*map(_voter_row, found["voters"]), *map(_observer_row, found["observers"])]
+        session.show(found, table(rows, REPLICATION_COLUMNS))
     else:
-        _print_status(found)
-    if form == "text" and not found["is_from_leader"]:
+        session.show(found, _status_lines(found))
+    if session.form == "text" and not found["is_from_leader"]:
         click.echo(
             f"no active controller answers: told by controller {found['told_by']}, which follows",
             err=True,
         )
 
 
-def _print_status(found: Row) -> None:
-    followers = [voter for voter in found["voters"] if not voter["is_leader"]]
+def _status_lines(found: Row) -> str:
+    voters = found["voters"]
+    followers = [voter for voter in voters if not voter["is_leader"]]
     lags = [voter["lag"] for voter in followers if voter["lag"] is not None]
     ages = [row["caught_up_age_ms"] for row in followers if row["caught_up_age_ms"] is not None]
+    unreachable = tuple(voter["voter_id"] for voter in voters if not voter["is_reachable"])
     rows = (
         ("cluster", found["cluster_id"]),
         ("leader", "none" if found["leader_id"] is None else found["leader_id"]),
         ("leader epoch", found["leader_epoch"]),
         ("high watermark", f"{found['high_watermark']} (entry {found['commit_index']})"),
-        ("max follower lag", max(lags) if lags else UNKNOWN),
-        ("max follower lag ms", max(ages) if ages else UNKNOWN),
-        ("voters", _ids(found["voters"], "voter_id")),
-        ("unreachable", _ids(_unreachable(found), "voter_id") or "none"),
-        ("observers", _ids(found["observers"], "broker_id")),
+        ("max follower lag", max(lags, default=UNKNOWN)),
+        ("max follower lag ms", max(ages, default=UNKNOWN)),
+        ("voters", tuple(voter["voter_id"] for voter in voters)),
+        ("unreachable", unreachable or "none"),
+        ("observers", tuple(row["broker_id"] for row in found["observers"])),
         ("metadata.version", found["feature_level"]),
     )
     width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        click.echo(f"{name.ljust(width)}  {value}")
+    return "\n".join(f"{name.ljust(width)}  {cell_text(value)}" for name, value in rows)
 
 
-def _unreachable(found: Row) -> list[Row]:
-    return [voter for voter in found["voters"] if not voter["is_reachable"]]
+REPLICATION_COLUMNS: Columns = {
+    "NODE": "node",
+    "STATUS": "status",
+    "LOG-END": "log_end",
+    "LAG": "lag",
+    "CONTACT-MS": "contact_age_ms",
+    "CAUGHT-UP-MS": "caught_up_age_ms",
+    "REACHABLE": "reachable",
+    "AT": "url",
+}
+"""A voter's log end is an index of a Raft entry, an observer's an offset of the metadata log."""
 
 
-def _ids(rows: list[Row], name: str) -> str:
-    return ",".join(str(row[name]) for row in rows)
+def _voter_row(voter: Row) -> Row:
+    status = "leader" if voter["is_leader"] else "follower"
+    return {
+        **voter,
+        "node": voter["voter_id"],
+        "status": status if voter["fence"] in {None, "none"} else "rejoining",
+        "log_end": voter["log_end_index"],
+        "reachable": "yes" if voter["is_reachable"] else "no",
+        "url": voter["url"] or None,
+    }
 
 
-def _print_replication(found: Row) -> None:
-    """Print a row per voter and observer.
-
-    A voter's log end is an index of a Raft entry, an observer's an offset of the metadata log.
-    """
-    print_table(
-        ("NODE", "STATUS", "LOG-END", "LAG", "CONTACT-MS", "CAUGHT-UP-MS", "REACHABLE", "AT"),
-        [
-            *(
-                (
-                    *(voter["voter_id"], _voter_status(voter)),
-                    *(_cell(voter["log_end_index"]), _cell(voter["lag"])),
-                    *(_cell(voter["contact_age_ms"]), _cell(voter["caught_up_age_ms"])),
-                    *("yes" if voter["is_reachable"] else "no", voter["url"] or UNKNOWN),
-                )
-                for voter in found["voters"]
-            ),
-            *(
-                (
-                    *(row["broker_id"], f"observer {row['state']}"),
-                    *(_cell(row["log_end_offset"]), _cell(row["lag"])),
-                    *(_cell(row["contact_age_ms"]), _cell(row["caught_up_age_ms"])),
-                    *(UNKNOWN, UNKNOWN),
-                )
-                for row in found["observers"]
-            ),
-        ],
-    )
-
-
-def _voter_status(voter: Row) -> str:
-    if voter["fence"] not in {None, "none"}:
-        return "rejoining"
-    return "leader" if voter["is_leader"] else "follower"
-
-
-def _cell(value: int | None) -> object:
-    return UNKNOWN if value is None else value
+def _observer_row(observer: Row) -> Row:
+    return {
+        **observer,
+        "node": observer["broker_id"],
+        "status": f"observer {observer['state']}",
+        "log_end": observer["log_end_offset"],
+        "reachable": None,
+        "url": None,
+    }
