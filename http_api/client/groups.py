@@ -17,6 +17,20 @@ import orjson
 from http_api.client.calls import Answer, Call, ProtocolError, Request, path_of
 from http_api.client.consumer import DEFAULT_MAX_BYTES, Record
 from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
+from http_api.contract.resources import (
+    CommittedOffset,
+    GroupInfo,
+    GroupMember,
+    committed_of,
+    group_of,
+    member_of,
+)
+
+__all__ = [
+    "CommittedOffset",
+    "GroupInfo",
+    "GroupMember",
+]  # of the contract, for users of these calls
 
 Place = tuple[str, int]
 """(topic, partition)."""
@@ -37,37 +51,6 @@ class InstanceSettings:
     binary: bool = False
     session_timeout_ms: int = 45_000
     """Without a call for this long the instance expires and its partitions are reassigned."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupInfo:
-    """A consumer group and the broker that coordinates it."""
-
-    group: str
-    state: str
-    assignor: str
-    coordinator: int
-    is_simple: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMember:
-    """A live instance of a group. ``member_epoch`` is -1 if it has no subscription."""
-
-    member_id: str
-    client_id: str
-    member_epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedOffset:
-    """A committed offset, the next one to read; ``lag`` is None if the log end is unknown."""
-
-    topic: str
-    partition: int
-    offset: int
-    metadata: str
-    lag: int | None
 
 
 # calls of an instance
@@ -192,28 +175,18 @@ def seek_to_edge(group: str, name: str, partitions: Iterable[Place], edge: str) 
 
 def list_groups(cluster_id: str) -> Call[list[GroupInfo]]:
     """Return the call that lists every consumer group of the cluster."""
-    return Call(_get(cluster_id), lambda answer: [_group(row) for row in answer.resources()])
+    return Call(_get(cluster_id), lambda answer: [group_of(row) for row in answer.resources()])
 
 
 def describe_group(cluster_id: str, group: str) -> Call[GroupInfo]:
     """Return the call that reads a group; 404/40405 if it does not exist."""
-    return Call(_get(cluster_id, group), lambda answer: _group(answer.json()))
+    return Call(_get(cluster_id, group), lambda answer: group_of(answer.json()))
 
 
 def members(cluster_id: str, group: str) -> Call[list[GroupMember]]:
     """Return the call that lists the live instances of a group."""
-
-    def parse(answer: Answer) -> list[GroupMember]:
-        return [
-            GroupMember(
-                member_id=row["consumer_id"],
-                client_id=row["client_id"],
-                member_epoch=row["member_epoch"],
-            )
-            for row in answer.resources()
-        ]
-
-    return Call(_get(cluster_id, group, "consumers"), parse)
+    request = _get(cluster_id, group, "consumers")
+    return Call(request, lambda answer: [member_of(row) for row in answer.resources()])
 
 
 def member_assignment(cluster_id: str, group: str, member_id: str) -> Call[list[Place]]:
@@ -230,20 +203,8 @@ def group_offsets(cluster_id: str, group: str) -> Call[list[CommittedOffset]]:
 
     The list is empty for a group that does not exist.
     """
-
-    def parse(answer: Answer) -> list[CommittedOffset]:
-        return [
-            CommittedOffset(
-                topic=row["topic_name"],
-                partition=row["partition_id"],
-                offset=row["offset"],
-                metadata=row["metadata"],
-                lag=row["lag"],
-            )
-            for row in answer.resources()
-        ]
-
-    return Call(_get(cluster_id, group, "offsets"), parse)
+    request = _get(cluster_id, group, "offsets")
+    return Call(request, lambda answer: [committed_of(row) for row in answer.resources()])
 
 
 def commit_group(
@@ -310,13 +271,3 @@ def _offsets(offsets: Mapping[Place, int]) -> dict[str, Any]:
             for (topic, number), offset in offsets.items()
         ]
     }
-
-
-def _group(row: Mapping[str, Any]) -> GroupInfo:
-    return GroupInfo(
-        group=row["consumer_group_id"],
-        state=row["state"],
-        assignor=row["partition_assignor"],
-        coordinator=int(row["coordinator"]["related"].rpartition("/")[2]),
-        is_simple=row["is_simple"],
-    )

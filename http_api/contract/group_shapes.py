@@ -2,8 +2,8 @@
 
 The routes `server/routes/v2/consumer_instances.py` use the first part, with the error texts that
 clients compare; those in `server/routes/v3/consumer_groups.py` turn the coordinator's answers into
-the facts of the second part, and its functions turn those into Confluent's resources and our list
-of offsets.
+the dataclasses of `contract.resources`, and the functions of the second part turn those into
+Confluent's resources and our list of offsets.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from http_api.contract.v2 import as_pictures, check_name, has_control_characters
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from http_api.contract.resources import CommittedOffset, GroupInfo, GroupMember
     from http_api.contract.v3 import Links
 
 
@@ -95,79 +96,49 @@ GROUPS = "consumer-groups"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFacts:
-    """Properties of a consumer group that the API shows."""
-
-    group: str
-    state: str
-    """State by its name in KIP-848: ``Empty``, ``Reconciling``, ``Stable``."""
-    assignor: str
-    coordinator: int
-    group_epoch: int
-    is_simple: bool
-    """True if no member subscribes: only offsets, and perhaps instances assigned by hand."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerFacts:
-    """Properties of a live instance of a group that the API shows."""
-
-    consumer: str
-    client_id: str
-    member_epoch: int
-    is_manual: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LagFacts:
+class ConsumerLag:
     """A committed offset with the partition's end and the instance that reads it."""
 
-    topic: str
-    partition: int
-    offset: int
-    """Next offset to read."""
-    metadata: str
+    committed: CommittedOffset
     end_offset: int | None
-    lag: int | None
-    """None if the log end offset is unknown."""
     consumer: str
     """Id of the instance that owns the partition; empty if none does."""
     client_id: str
 
 
-def group(links: Links, facts: GroupFacts) -> JsonObject:
+def group(links: Links, info: GroupInfo, group_epoch: int) -> JsonObject:
     """Return a group; ``group_epoch`` extends Confluent's fields."""
-    path = (GROUPS, facts.group)
+    path = (GROUPS, info.group)
     return {
         "kind": "KafkaConsumerGroup",
-        "metadata": links.metadata(f"consumer-group={facts.group}", *path),
+        "metadata": links.metadata(f"consumer-group={info.group}", *path),
         "cluster_id": links.cluster_id,
-        "consumer_group_id": facts.group,
-        "is_simple": facts.is_simple,
-        "partition_assignor": facts.assignor,
-        "state": facts.state.upper(),
+        "consumer_group_id": info.group,
+        "is_simple": info.is_simple,
+        "partition_assignor": info.assignor,
+        "state": info.state,
         "type": "CONSUMER",
-        "coordinator": links.related("brokers", facts.coordinator),
+        "coordinator": links.related("brokers", info.coordinator),
         "consumers": links.related(*path, "consumers"),
         "lag_summary": links.related(*path, "lag-summary"),
-        "group_epoch": facts.group_epoch,
+        "group_epoch": group_epoch,
     }
 
 
-def consumer(links: Links, group_id: str, facts: ConsumerFacts) -> JsonObject:
+def consumer(links: Links, group_id: str, member: GroupMember, *, is_manual: bool) -> JsonObject:
     """Return a live instance. ``instance_id`` is None, because there is no static membership."""
-    path = (GROUPS, group_id, "consumers", facts.consumer)
+    path = (GROUPS, group_id, "consumers", member.member_id)
     return {
         "kind": "KafkaConsumer",
-        "metadata": links.metadata(f"consumer-group={group_id}/consumer={facts.consumer}", *path),
+        "metadata": links.metadata(f"consumer-group={group_id}/consumer={member.member_id}", *path),
         "cluster_id": links.cluster_id,
         "consumer_group_id": group_id,
-        "consumer_id": facts.consumer,
+        "consumer_id": member.member_id,
         "instance_id": None,
-        "client_id": facts.client_id,
+        "client_id": member.client_id,
         "assignments": links.related(*path, "assignments"),
-        "member_epoch": facts.member_epoch,
-        "is_manual": facts.is_manual,
+        "member_epoch": member.member_epoch,
+        "is_manual": is_manual,
     }
 
 
@@ -190,35 +161,37 @@ def assignment(
     }
 
 
-def lag(links: Links, group_id: str, facts: LagFacts) -> JsonObject:
+def lag(links: Links, group_id: str, found: ConsumerLag) -> JsonObject:
     """Return the lag of a group in a partition."""
-    path = (GROUPS, group_id, "lags", facts.topic, "partitions", facts.partition)
-    crn = f"consumer-group={group_id}/lag={facts.topic}/partition={facts.partition}"
+    at = found.committed
+    path = (GROUPS, group_id, "lags", at.topic, "partitions", at.partition)
+    crn = f"consumer-group={group_id}/lag={at.topic}/partition={at.partition}"
     return {
         "kind": "KafkaConsumerLag",
         "metadata": links.metadata(crn, *path),
         "cluster_id": links.cluster_id,
         "consumer_group_id": group_id,
-        "topic_name": facts.topic,
-        "partition_id": facts.partition,
-        "consumer_id": facts.consumer,
+        "topic_name": at.topic,
+        "partition_id": at.partition,
+        "consumer_id": found.consumer,
         "instance_id": None,
-        "client_id": facts.client_id,
-        "current_offset": facts.offset,
-        "log_end_offset": facts.end_offset,
-        "lag": facts.lag,
+        "client_id": found.client_id,
+        "current_offset": at.offset,
+        "log_end_offset": found.end_offset,
+        "lag": at.lag,
     }
 
 
-def lag_summary(links: Links, group_id: str, lags: Sequence[LagFacts]) -> JsonObject:
+def lag_summary(links: Links, group_id: str, lags: Sequence[ConsumerLag]) -> JsonObject:
     """Return the largest lag and the sum of all lags.
 
     Partitions whose end is unknown are left out; if no lag is known, the fields are null and 0.
     """
     path = (GROUPS, group_id)
-    known = [row for row in lags if row.lag is not None]
-    worst = max(known, key=lambda row: row.lag or 0, default=None)
-    owner = worst.consumer if worst is not None else ""
+    known = [row for row in lags if row.committed.lag is not None]
+    longest = max(known, key=lambda row: row.committed.lag or 0, default=None)
+    owner = longest.consumer if longest is not None else ""
+    worst = longest.committed if longest is not None else None
     return {
         "kind": "KafkaConsumerGroupLagSummary",
         "metadata": links.metadata(f"consumer-group={group_id}/lag-summary", *path, "lag-summary"),
@@ -226,11 +199,11 @@ def lag_summary(links: Links, group_id: str, lags: Sequence[LagFacts]) -> JsonOb
         "consumer_group_id": group_id,
         "max_lag_consumer_id": owner,
         "max_lag_instance_id": None,
-        "max_lag_client_id": worst.client_id if worst is not None else "",
+        "max_lag_client_id": longest.client_id if longest is not None else "",
         "max_lag_topic_name": worst.topic if worst is not None else None,
         "max_lag_partition_id": worst.partition if worst is not None else None,
         "max_lag": worst.lag if worst is not None else 0,
-        "total_lag": sum(row.lag or 0 for row in known),
+        "total_lag": sum(row.committed.lag or 0 for row in known),
         "max_lag_consumer": links.related(*path, "consumers", owner) if owner else None,
         "max_lag_partition": (
             links.related("topics", worst.topic, "partitions", worst.partition)
@@ -240,12 +213,12 @@ def lag_summary(links: Links, group_id: str, lags: Sequence[LagFacts]) -> JsonOb
     }
 
 
-def offset(facts: LagFacts) -> JsonObject:
+def offset(committed: CommittedOffset) -> JsonObject:
     """Return a committed offset, which is the next one to read."""
     return {
-        "topic_name": facts.topic,
-        "partition_id": facts.partition,
-        "offset": facts.offset,
-        "metadata": facts.metadata,
-        "lag": facts.lag,
+        "topic_name": committed.topic,
+        "partition_id": committed.partition,
+        "offset": committed.offset,
+        "metadata": committed.metadata,
+        "lag": committed.lag,
     }

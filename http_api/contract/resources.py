@@ -70,7 +70,7 @@ def partition_of(row: Mapping[str, Any]) -> PartitionInfo:
     return PartitionInfo(
         topic=row["topic_name"],
         partition=row["partition_id"],
-        leader=_leader(row["leader"]),
+        leader=None if row["leader"] is None else _last_id(row["leader"]),
         leader_epoch=row["leader_epoch"],
         partition_epoch=row["partition_epoch"],
         replicas=tuple(row["replica_ids"]),
@@ -230,9 +230,71 @@ def reassignment_of(row: Mapping[str, Any]) -> ReassignmentInfo:
     )
 
 
-def _leader(link: Mapping[str, str] | None) -> int | None:
-    """Return the broker id at the end of ``leader.related`` (``…/replicas/<id>``), or None."""
-    return None if link is None else int(link["related"].rpartition("/")[2])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupInfo:
+    """A consumer group and the broker that coordinates it."""
+
+    group: str
+    state: str
+    """EMPTY | RECONCILING | STABLE: the states of KIP-848."""
+    assignor: str
+    coordinator: int
+    is_simple: bool
+    """True if no member subscribes: only offsets, and perhaps instances assigned by hand."""
+
+
+def group_of(row: Mapping[str, Any]) -> GroupInfo:
+    """Return the consumer group that a row of a v3 answer describes."""
+    return GroupInfo(
+        group=row["consumer_group_id"],
+        state=row["state"],
+        assignor=row["partition_assignor"],
+        coordinator=_last_id(row["coordinator"]),
+        is_simple=row["is_simple"],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """A live instance of a group. ``member_epoch`` is -1 if it has no subscription."""
+
+    member_id: str
+    client_id: str
+    member_epoch: int
+
+
+def member_of(row: Mapping[str, Any]) -> GroupMember:
+    """Return the live instance that a row of a v3 answer describes."""
+    return GroupMember(
+        member_id=row["consumer_id"], client_id=row["client_id"], member_epoch=row["member_epoch"]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedOffset:
+    """A committed offset, the next one to read; ``lag`` is None if the log end is unknown."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+    lag: int | None
+
+
+def committed_of(row: Mapping[str, Any]) -> CommittedOffset:
+    """Return the committed offset that a row of a v3 answer describes."""
+    return CommittedOffset(
+        topic=row["topic_name"],
+        partition=row["partition_id"],
+        offset=row["offset"],
+        metadata=row["metadata"],
+        lag=row["lag"],
+    )
+
+
+def _last_id(link: Mapping[str, str]) -> int:
+    """Return the broker id at the end of a link like ``{"related": "…/brokers/<id>"}``."""
+    return int(link["related"].rpartition("/")[2])
 
 
 def _in_brackets(host: str) -> str:

@@ -18,6 +18,7 @@ from broker.coordinator.group_messages import (
 from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode, RestError, shown
 from http_api.contract.media_types import JSON
+from http_api.contract.resources import CommittedOffset, GroupInfo, GroupMember
 from http_api.contract.v2 import check_name
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import NOT_HOSTED
@@ -146,7 +147,7 @@ class ConsumerGroupRoutes:
         links = self._path.enter(request, cluster)
         group_id, place = _group_id(group), (topic_name(topic), partition_id(partition))
         for row in await self._owned_lags(group_id):
-            if (row.topic, row.partition) == place:
+            if (row.committed.topic, row.committed.partition) == place:
                 return json_reply(shapes.lag(links, group_id, row), JSON)
         raise RestError(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
 
@@ -162,7 +163,7 @@ class ConsumerGroupRoutes:
         links = self._path.enter(request, cluster)
         group_id = _group_id(group)
         found = await self._apis.group(GroupOffsets(group=group_id))
-        data = [shapes.offset(_lag(row, None)) for row in found]
+        data = [shapes.offset(_committed(row)) for row in found]
         path = (shapes.GROUPS, group_id, "offsets")
         return json_reply(links.collection("KafkaConsumerGroupOffset", data, *path), JSON)
 
@@ -197,7 +198,7 @@ class ConsumerGroupRoutes:
         text = f"Consumer {instance} cannot be found in group {group_id}."
         raise RestError(404, RestCode.NOT_FOUND, text)
 
-    async def _owned_lags(self, group_id: GroupId) -> list[shapes.LagFacts]:
+    async def _owned_lags(self, group_id: GroupId) -> list[shapes.ConsumerLag]:
         """Return committed offset, log end and owner of each partition; 404 for no such group."""
         found = await self._describe(group_id)
         offsets = await self._apis.group(GroupOffsets(group=group_id))
@@ -210,35 +211,37 @@ def _group_id(raw: str) -> GroupId:
 
 
 def _group(links: Links, found: GroupDescription) -> shapes.JsonObject:
-    facts = shapes.GroupFacts(
+    info = GroupInfo(
         group=found.group,
-        state=found.state.value,
+        state=found.state.value.upper(),
         assignor=found.assignor,
         coordinator=found.coordinator,
-        group_epoch=found.group_epoch,
         is_simple=not any(member.member_epoch >= 0 for member in found.members),
     )
-    return shapes.group(links, facts)
+    return shapes.group(links, info, found.group_epoch)
 
 
-def _consumer(links: Links, group_id: GroupId, member: MemberDescription) -> shapes.JsonObject:
-    facts = shapes.ConsumerFacts(
-        consumer=member.instance,
-        client_id=member.client_id,
-        member_epoch=member.member_epoch,
-        is_manual=member.is_manual,
+def _consumer(links: Links, group_id: GroupId, found: MemberDescription) -> shapes.JsonObject:
+    member = GroupMember(
+        member_id=found.instance, client_id=found.client_id, member_epoch=found.member_epoch
     )
-    return shapes.consumer(links, group_id, facts)
+    return shapes.consumer(links, group_id, member, is_manual=found.is_manual)
 
 
-def _lag(row: GroupOffsetRow, owner: MemberDescription | None) -> shapes.LagFacts:
-    return shapes.LagFacts(
+def _committed(row: GroupOffsetRow) -> CommittedOffset:
+    return CommittedOffset(
         topic=row.topic,
         partition=row.partition,
         offset=row.offset,
         metadata=row.metadata,
-        end_offset=row.end_offset,
         lag=row.lag,
+    )
+
+
+def _lag(row: GroupOffsetRow, owner: MemberDescription | None) -> shapes.ConsumerLag:
+    return shapes.ConsumerLag(
+        committed=_committed(row),
+        end_offset=row.end_offset,
         consumer=owner.instance if owner is not None else "",
         client_id=owner.client_id if owner is not None else "",
     )
