@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from http_api.client.calls import Answer, Call, ProtocolError, Request, path_of
+from http_api.client.calls import Answer, Call, Place, ProtocolError, Request, path_of
 from http_api.contract.resources import (
     AddingReplica,
     BrokerInfo,
@@ -40,9 +40,10 @@ __all__ = [
     "DrainProgress",
     "Features",
     "PartitionInfo",
+    "Place",
     "ReassignmentInfo",
     "StuckPartition",
-]  # of the contract, for users of these calls
+]  # of the contract and of `calls`, for users of these calls
 
 CREATE_TIMEOUT_S = 60.0
 """Seconds that one attempt may take at a request which the controller has to carry out."""
@@ -377,8 +378,6 @@ def _ignore_answer(_: Answer) -> None:
 
 ALL = "-"
 """Stands in a path for every topic or every partition."""
-Place = tuple[str, int]
-"""(topic, partition)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

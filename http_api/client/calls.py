@@ -22,6 +22,9 @@ from raft_metadata.common.ids import Claim
 
 T = TypeVar("T")
 
+Place = tuple[str, int]
+"""(topic, partition)."""
+
 DEFAULT_TIMEOUT_S = 30.0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from http_api.client.calls import Answer, Call, ProtocolError, Request, path_of
+from http_api.client.calls import Answer, Call, Place, ProtocolError, Request, path_of
 from http_api.client.consumer import DEFAULT_MAX_BYTES, Record
 from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
 from http_api.contract.resources import (
@@ -26,14 +26,8 @@ from http_api.contract.resources import (
     member_of,
 )
 
-__all__ = [
-    "CommittedOffset",
-    "GroupInfo",
-    "GroupMember",
-]  # of the contract, for users of these calls
+__all__ = ["CommittedOffset", "GroupInfo", "GroupMember", "Place"]  # for users of these calls
 
-Place = tuple[str, int]
-"""(topic, partition)."""
 
 GROUP_TIMEOUT_S = 15.0
 """Seconds for one attempt; a coordinator that is taking over answers within a few."""

@@ -74,7 +74,7 @@ class Counts:
     reasons: list[str] = field(default_factory=list)
     latencies: Latencies = field(default_factory=Latencies)
 
-    def failed(self, reason: str, errors: int = 1) -> None:
+    def add_errors(self, reason: str, errors: int = 1) -> None:
         """Count errors and keep the texts of the first few kinds."""
         self.errors += errors
         if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
@@ -208,7 +208,7 @@ class LoadRun:
                 except (OSError, ValueError, EOFError, TimeoutError) as error:
                     reason = " ".join(str(error).split()) or type(error).__name__
                     for counts in (self.counts, self._since_report):
-                        counts.failed(reason, max(1, work.records_in_request()))
+                        counts.add_errors(reason, max(1, work.records_in_request()))
                     if streams is not None:
                         streams[1].close()
                         streams = None
@@ -241,7 +241,7 @@ class LoadRun:
             counts.records += done.records
             counts.bytes += done.bytes
             if done.errors:
-                counts.failed(done.reason, done.errors)
+                counts.add_errors(done.reason, done.errors)
 
 
 async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -178,13 +178,13 @@ class RestError(Exception):
         self.headers = headers or {}
 
 
-def shown(value: str) -> str:
+def excerpt(value: str) -> str:
     """Return the start of a client's value for a message, in characters that UTF-8 can encode."""
     start = value[:SHOWN_CHARS_MAX].encode(errors="replace").decode()
     return start if len(value) <= SHOWN_CHARS_MAX else start + "…"
 
 
-def shown_value(value: object) -> str:
+def excerpt_of_value(value: object) -> str:
     """Return a decoded value for a message, spelled as in JSON.
 
     A list or an object is only named by its kind: it may be nested deeper than ``repr`` can go.
@@ -196,7 +196,7 @@ def shown_value(value: object) -> str:
     if isinstance(value, list | dict):
         kind = "list" if isinstance(value, list) else "object"
         return f"{'a' if kind == 'list' else 'an'} {kind}" if value else f"an empty {kind}"
-    return shown(repr(value))
+    return excerpt(repr(value))
 
 
 def envelope(code: int, message: str) -> bytes:

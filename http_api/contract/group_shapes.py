@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.v2 import as_pictures, check_name, has_control_characters
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def check_name_in_body(parameter: str, name: str) -> str:
         RestError: as `check_name`, with the text for control characters that bodies get.
     """
     if has_control_characters(name):
-        text = f"Parameter contained invalid control characters: {as_pictures(shown(name))}"
+        text = f"Parameter contained invalid control characters: {as_pictures(excerpt(name))}"
         raise RestError(400, RestCode.BAD_REQUEST, text)
     return check_name(parameter, name)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.errors import RestCode, RestError, excerpt
 from raft_metadata.common.ids import EPOCH_MAX, SEQUENCES, Claim
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def claim_of(headers: Mapping[str, str]) -> Claim | None:
             )
         if not _INTEGER.fullmatch(value) or int(value) > _LIMITS[name]:
             expected = f"an integer from 0 to {_LIMITS[name]}"
-            raise _bad_header(f"Header '{name}' is '{shown(value)}': expected {expected}")
+            raise _bad_header(f"Header '{name}' is '{excerpt(value)}': expected {expected}")
         numbers.append(int(value))
     return Claim(*numbers)
 

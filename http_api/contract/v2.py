@@ -14,11 +14,10 @@ import orjson
 from http_api.contract.errors import (
     RestCode,
     RestError,
+    excerpt,
     record_error_code,
     record_error_name,
-    shown,
 )
-from raft_metadata.common.internal_topics import INTERNAL_TOPICS as INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,14 +49,14 @@ def check_name(parameter: str, name: str) -> str:
     if NAME.fullmatch(name) and name not in {".", ".."}:
         return name
     if has_control_characters(name):
-        pictures = as_pictures(shown(name))
+        pictures = as_pictures(excerpt(name))
         raise RestError(
             400, RestCode.BAD_REQUEST, f"Invalid parameter '{parameter}' got '{pictures}'"
         )
     raise RestError(
         400,
         RestCode.KAFKA_BAD_REQUEST,
-        f"Invalid {parameter} '{shown(name)}': expected 1 to 249 characters of A-Z a-z 0-9 . _ - "
+        f"Invalid {parameter} '{excerpt(name)}': expected 1 to 249 characters of A-Z a-z 0-9 . _ - "
         "and neither '.' nor '..'",
     )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from http_api.contract.v2 import INTERNAL_TOPICS
+from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from http_api.contract.resources import (
@@ -290,7 +290,7 @@ class ConfigOwner:
     """Resource name up to the config's name."""
     fields: tuple[tuple[str, str | int], ...]
     """Fields of a config that name its owner."""
-    shown: str
+    message_name: str
     """Name of the owner in a message, in Kafka's form: ``TOPIC flights``."""
 
 

@@ -25,8 +25,8 @@ from http_api.contract.errors import (
     RestCode,
     RestError,
     envelope,
+    excerpt,
     failure_envelope,
-    shown,
 )
 from http_api.contract.media_types import JSON, V2
 from raft_metadata.common.errors import KafkaError, Outcome
@@ -162,9 +162,8 @@ def _aiohttp_error(request: web.Request, error: web.HTTPException) -> web.Respon
     status = error.status if error.status in codes else 400
     text = error.text or error.reason
     if status == 404:
-        text = (
-            f"HTTP 404 Not Found: '{shown(request.path_qs)}' is no path, expected one like /topics"
-        )
+        path = excerpt(request.path_qs)
+        text = f"HTTP 404 Not Found: '{path}' is no path, expected one like /topics"
     return _rest_error(request, RestError(status, codes.get(status, RestCode.BAD_REQUEST), text))
 
 

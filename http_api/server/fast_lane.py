@@ -34,10 +34,10 @@ from http_api.contract.media_types import (
     choose_reply,
 )
 from http_api.server.answers import SERVER
+from http_api.server.request_parsing import OFFSET_MAX
 from http_api.server.routes.v2.fetch_records import (
     MANY_FRAMES,
     MAX_BYTES_DEFAULT,
-    OFFSET_MAX,
     in_one_frame,
     leader_url,
     readable_bytes,

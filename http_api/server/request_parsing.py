@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from aiohttp import hdrs, web
 
-from http_api.contract.errors import RestCode, RestError, envelope, shown, shown_value
+from http_api.contract.errors import RestCode, RestError, envelope, excerpt, excerpt_of_value
 from http_api.contract.media_types import JSON, essence
 from http_api.contract.v2 import check_name
 from http_api.server.answers import error_type, reply
@@ -47,14 +47,14 @@ def broker_id(raw: str) -> BrokerId:
 def _path_integer(raw: str) -> int:
     if not _INTEGER.fullmatch(raw):
         raise RestError(
-            404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: '{shown(raw)}' is not a number"
+            404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: '{excerpt(raw)}' is not a number"
         )
     return int(raw)
 
 
 def bad_parameter(name: str, value: str | None, expected: str) -> RestError:
     """Return the 400 for a query parameter; ``value`` None: the parameter is missing."""
-    got = "is missing" if value is None else f"is '{shown(value)}'"
+    got = "is missing" if value is None else f"is '{excerpt(value)}'"
     return RestError(
         400, RestCode.KAFKA_BAD_REQUEST, f"Parameter '{name}' {got}: expected {expected}"
     )
@@ -90,6 +90,10 @@ BODY_READ_TIMEOUT_S = 60.0
 """Longest time for a body to arrive, else 408: a silent client holds memory. The largest body takes
 this long at 300 KB/s."""
 MAX_ADMIN_BODY_BYTES = 1_048_576
+INT32_MAX = 2**31 - 1
+"""Largest partition number, broker id or epoch."""
+OFFSET_MAX = 10**18 - 1
+"""Largest offset or timestamp that any path takes."""
 """Largest admin body: a thousand changes with the longest names. Decoding more would block the
 loop for too long."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -121,7 +125,7 @@ async def read_body(request: web.Request, limit: int) -> bytes:
     except web.HTTPRequestEntityTooLarge:
         raise too_large(limit) from None
     except web.RequestPayloadError as error:
-        text = f"the request body can't be read: {shown(' '.join(str(error).split()))}"
+        text = f"the request body can't be read: {excerpt(' '.join(str(error).split()))}"
         raise RestError(400, RestCode.BAD_REQUEST, text) from None
     except TimeoutError:
         raise RestError(
@@ -138,7 +142,7 @@ def continue_unless_too_large(
 
     async def expect(request: web.Request) -> web.StreamResponse | None:
         if request.headers[hdrs.EXPECT].lower() != "100-continue":
-            got = shown(request.headers[hdrs.EXPECT])
+            got = excerpt(request.headers[hdrs.EXPECT])
             text = f"Expect '{got}' is unknown: expected 100-continue"
             return reply(envelope(RestCode.EXPECTATION_FAILED, text), error_type(request), 417)
         if request.content_length is not None and request.content_length > limit:
@@ -187,7 +191,7 @@ async def read_optional_json_object(request: web.Request, limit: int) -> dict[st
 def unsupported_media_type(content_type: str | None, send: str) -> RestError:
     """Return the 415 that names the header to send."""
     got = (
-        f"Content-Type '{shown(content_type)}'"
+        f"Content-Type '{excerpt(content_type)}'"
         if content_type
         else "a request without Content-Type"
     )
@@ -206,16 +210,13 @@ def accept_of(request: web.BaseRequest) -> str | None:
 
 def not_acceptable(request: web.BaseRequest, *taken: str) -> RestError:
     """Return the 406 that names the types this path can answer with."""
-    accept = shown(accept_of(request) or "")
+    accept = excerpt(accept_of(request) or "")
     return RestError(
         406,
         RestCode.NOT_ACCEPTABLE,
         f"HTTP 406 Not Acceptable: Accept '{accept}' takes nothing this path answers with, "
         f"which is {', '.join(taken)}",
     )
-
-
-_INT32_MAX = 2**31 - 1
 
 
 def check_fields(fields: dict[str, Any], known: Sequence[str], where: str = "") -> None:
@@ -225,13 +226,13 @@ def check_fields(fields: dict[str, Any], known: Sequence[str], where: str = "") 
     """
     for name in sorted(fields):
         if name not in known:
-            said = f"unknown field '{shown(where + name)}': expected {', '.join(known)}"
+            said = f"unknown field '{excerpt(where + name)}': expected {', '.join(known)}"
             raise RestError(400, RestCode.BAD_REQUEST, said)
 
 
 def wrong_kind(field: str, value: object, expected: str) -> RestError:
     """Return the 400 that names the field, its value and the expectation."""
-    said = f"Bad Request: '{field}' is {shown_value(value)}, expected {expected}"
+    said = f"Bad Request: '{field}' is {excerpt_of_value(value)}, expected {expected}"
     return RestError(400, RestCode.BAD_REQUEST, said)
 
 
@@ -255,7 +256,7 @@ def needed_integer(fields: dict[str, Any], name: str) -> int:
 
 def is_integer(value: object) -> bool:
     """Return True for a 32-bit integer that is no boolean."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _INT32_MAX
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= INT32_MAX
 
 
 def flag(fields: dict[str, Any], name: str) -> bool:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.errors import RestCode, RestError, excerpt
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 """Signature ``async handler(request, *parameters)``: the path's variable segments, decoded."""
@@ -111,5 +111,5 @@ def _variable(node: _Node, segment: str) -> tuple[_Node | None, str]:
 
 def _not_found(raw_path: str) -> RestError:
     return RestError(
-        404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: no resource at {shown(raw_path)}"
+        404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: no resource at {excerpt(raw_path)}"
     )

@@ -12,7 +12,14 @@ import orjson
 
 from http_api.contract.media_types import JSON, TEXT, V2
 from http_api.server.answers import ApiContext, json_reply, reply
-from http_api.server.request_parsing import bad_parameter, query_flag, query_integer, topic_name
+from http_api.server.request_parsing import (
+    INT32_MAX,
+    OFFSET_MAX,
+    bad_parameter,
+    query_flag,
+    query_integer,
+    topic_name,
+)
 from raft_metadata.common.ids import PartitionId, TopicName
 
 if TYPE_CHECKING:
@@ -55,8 +62,6 @@ MAX_REPLICAS = 2_000
 DEFAULT_EVENTS = 1_000
 MAX_EVENTS = 10_000
 """Most events in one answer: 4 MB."""
-MAX_NUMBER = 10**18 - 1
-MAX_PARTITION = 2**31 - 1
 
 
 class StateRoutes:
@@ -78,7 +83,7 @@ class StateRoutes:
         topic = topic_name(query["topic"]) if "topic" in query else None
         partition = None
         if "partition" in query:
-            number = query_integer(query, "partition", None, 0, MAX_PARTITION)
+            number = query_integer(query, "partition", None, 0, INT32_MAX)
             if topic is None:
                 raise bad_parameter("topic", None, "the topic of this partition")
             partition = PartitionId(number)
@@ -98,7 +103,7 @@ class StateRoutes:
 
     async def events(self, request: web.Request) -> web.Response:
         """Answer the events behind ``after``, oldest first."""
-        after = query_integer(request.query, "after", 0, 0, MAX_NUMBER)
+        after = query_integer(request.query, "after", 0, 0, OFFSET_MAX)
         limit = query_integer(request.query, "limit", DEFAULT_EVENTS, 1, MAX_EVENTS)
         events = await self._white_box.events(after, limit)
         said = self._white_box.broker()
@@ -118,13 +123,13 @@ class StateRoutes:
 def _offset(raw: str | None, name: str) -> int | None:
     if raw is None:
         return None
-    return query_integer({name: raw}, name, None, 0, MAX_NUMBER)
+    return query_integer({name: raw}, name, None, 0, OFFSET_MAX)
 
 
 def _place(raw: str | None) -> Place | None:
     if raw is None:
         return None
     topic, _, number = raw.rpartition(":")
-    if not topic or not number.isdecimal() or int(number) > MAX_PARTITION:
+    if not topic or not number.isdecimal() or int(number) > INT32_MAX:
         raise bad_parameter("after", raw, "what an earlier answer said as next, TOPIC:PARTITION")
     return TopicName(topic), PartitionId(int(number))

@@ -23,7 +23,7 @@ from broker.coordinator.group_messages import (
     OffsetReset,
     SeekTarget,
 )
-from http_api.contract.errors import RestCode, RestError, shown, shown_value
+from http_api.contract.errors import RestCode, RestError, excerpt, excerpt_of_value
 from http_api.contract.group_shapes import (
     IGNORED_NAMED_MAX,
     ONE_SUBSCRIPTION_ONLY,
@@ -31,7 +31,12 @@ from http_api.contract.group_shapes import (
     is_setting_name,
 )
 from http_api.contract.media_types import V2, EmbeddedFormat, produce_format
-from http_api.server.request_parsing import read_body, unsupported_media_type
+from http_api.server.request_parsing import (
+    INT32_MAX,
+    OFFSET_MAX,
+    read_body,
+    unsupported_media_type,
+)
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName, TopicPartition
 
 if TYPE_CHECKING:
@@ -46,9 +51,6 @@ MAX_BODY_BYTES = 4_194_304
 """Largest body: `MAX_ROWS` rows with the longest names. Decoding more would block the loop."""
 MAX_SETTINGS = 1_000
 """Most settings of one instance; Kafka's consumer has about eighty."""
-_INT32_MAX = 2**31 - 1
-_OFFSET_MAX = 10**18 - 1
-"""The largest offset that any path accepts."""
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -112,7 +114,7 @@ def new_instance(fields: dict[str, Any]) -> NewInstance:
 
 
 def _bad_setting(key: str, value: object, expected: str) -> RestError:
-    text = f"Invalid value {shown_value(value)} for '{shown(key)}': expected {expected}"
+    text = f"Invalid value {excerpt_of_value(value)} for '{excerpt(key)}': expected {expected}"
     return RestError(422, RestCode.CONSUMER_CONFIG, text)
 
 
@@ -127,7 +129,7 @@ def _flag(key: str, value: object) -> bool:
 
 def _integer(key: str, value: object) -> int:
     number = _number(value)
-    if number is None or abs(number) > _INT32_MAX:
+    if number is None or abs(number) > INT32_MAX:
         raise _bad_setting(key, value, "an integer")
     return number
 
@@ -178,7 +180,9 @@ def _ignored(given: dict[str, Any]) -> tuple[str, ...]:
     for key in unknown:
         if not is_setting_name(key):
             expected = ", ".join(("name", *_SETTINGS))
-            text = f"Unrecognized field: {shown(key)}; expected {expected}, or a setting of Kafka's"
+            text = (
+                f"Unrecognized field: {excerpt(key)}; expected {expected}, or a setting of Kafka's"
+            )
             raise RestError(422, RestCode.CONSUMER_CONFIG, text)
     if len(unknown) > IGNORED_NAMED_MAX:
         more = len(unknown) - IGNORED_NAMED_MAX
@@ -285,7 +289,7 @@ def edges(fields: dict[str, Any], edge: Edge) -> tuple[SeekTarget, ...]:
 def _only(fields: dict[str, Any], *known: str) -> None:
     unknown = sorted(fields.keys() - set(known))
     if unknown:
-        text = f"Unrecognized field: {shown(unknown[0])}; expected {' or '.join(known)}"
+        text = f"Unrecognized field: {excerpt(unknown[0])}; expected {' or '.join(known)}"
         raise unprocessable(text)
 
 
@@ -305,14 +309,14 @@ def _count(rows: list[Any]) -> None:
 
 def _topic(name: object) -> TopicName:
     if not isinstance(name, str):
-        raise unprocessable(f"'topic' is {shown_value(name)}, expected a topic name")
+        raise unprocessable(f"'topic' is {excerpt_of_value(name)}, expected a topic name")
     return TopicName(check_name_in_body("topic_name", name))
 
 
 def _place(row: dict[str, Any]) -> TopicPartition:
     topic, number = _topic(row.get("topic")), _number(row.get("partition"))
-    if number is None or not 0 <= number <= _INT32_MAX:
-        got = shown_value(row.get("partition"))
+    if number is None or not 0 <= number <= INT32_MAX:
+        got = excerpt_of_value(row.get("partition"))
         raise unprocessable(f"'partition' is {got}, expected the number of a partition")
     return TopicPartition(topic, PartitionId(number))
 
@@ -320,8 +324,8 @@ def _place(row: dict[str, Any]) -> TopicPartition:
 def row_offset(row: dict[str, Any], name: str) -> int:
     """Return an offset of a row."""
     number = _number(row.get(name))
-    if number is None or not 0 <= number <= _OFFSET_MAX:
-        got = shown_value(row.get(name))
+    if number is None or not 0 <= number <= OFFSET_MAX:
+        got = excerpt_of_value(row.get(name))
         raise unprocessable(f"'{name}' is {got}, expected an offset from 0 on")
     return number
 
@@ -341,8 +345,8 @@ def _time_ms(row: dict[str, Any]) -> int:
         else:
             moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
             number = round((moment - _EPOCH).total_seconds() * 1000)
-    if number is None or not 0 <= number <= _OFFSET_MAX:
-        got = shown_value(value)
+    if number is None or not 0 <= number <= OFFSET_MAX:
+        got = excerpt_of_value(value)
         raise unprocessable(f"'timestamp' is {got}, expected a time like 2026-01-31T12:00:00Z")
     return number
 

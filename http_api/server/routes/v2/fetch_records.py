@@ -42,6 +42,7 @@ from http_api.contract.media_types import (
 from http_api.server.answers import ERROR_TYPE, reply
 from http_api.server.image_lookup import find_topic, partition_not_found, topic_not_found
 from http_api.server.request_parsing import (
+    OFFSET_MAX,
     accept_of,
     bad_parameter,
     not_acceptable,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
-OFFSET_MAX = 10**18 - 1
 MANY_FRAMES = "many"
 """Value of ``frames``: the reader decodes several zstd frames in a row."""
 RACK_HEADER = "Quorumlog-Rack"

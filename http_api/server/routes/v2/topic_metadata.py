@@ -12,6 +12,7 @@ from http_api.contract.media_types import V2, V2_REPLIES, choose_reply
 from http_api.server.answers import json_reply
 from http_api.server.image_lookup import NOT_HOSTED, live_brokers, partition_or_404, topic_or_404
 from http_api.server.request_parsing import accept_of, not_acceptable, partition_id, topic_name
+from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from http_api.server.answers import ApiContext
@@ -43,7 +44,7 @@ class MetadataRoutes:
 
     async def topics(self, request: web.Request) -> web.Response:
         """Answer the topics' names, without internal topics."""
-        names = sorted(set(self._apis.image.topic_ids) - v2.INTERNAL_TOPICS)
+        names = sorted(set(self._apis.image.topic_ids) - INTERNAL_TOPICS)
         return _reply(request, names)
 
     async def topic(self, request: web.Request, topic: str) -> web.Response:

@@ -17,14 +17,13 @@ from http_api.contract.v3 import JsonObject, drain_progress
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import each_partition, live_brokers
 from http_api.server.request_parsing import (
-    MAX_ADMIN_BODY_BYTES,
     bad_parameter,
     broker_id,
     check_fields,
     read_json_object,
     word,
 )
-from http_api.server.routes.v3.clusters import ClusterPath
+from http_api.server.routes.v3.clusters import V3Routes
 from http_api.server.routes.v3.partitions import partition_info
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.controller.broker_views import is_drained, is_electable
@@ -101,13 +100,11 @@ Counts = tuple["Mapping[BrokerId, int]", "Mapping[BrokerId, int]"]
 SCOPES = tuple(scope.value for scope in DrainScope)
 
 
-class BrokerRoutes:
+class BrokerRoutes(V3Routes):
     """Brokers of the v3 API. Owner: the app; keeps the counts of one image."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._apis = context.apis
-        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
-        self._path = ClusterPath(context)
+        super().__init__(context)
         self._counts = PartitionCounts()
 
     def add_to(self, router: PathRouter) -> None:
@@ -120,7 +117,7 @@ class BrokerRoutes:
 
     async def list_brokers(self, request: web.Request, cluster: str) -> web.Response:
         """Answer the live brokers; ``include=all``: every registered broker."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         include = request.query.get("include", "live")
         if include not in {"live", "all"}:
             raise bad_parameter("include", include, "live or all")
@@ -134,7 +131,7 @@ class BrokerRoutes:
 
     async def describe(self, request: web.Request, cluster: str, broker: str) -> web.Response:
         """Answer one registered broker, live or not."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         return json_reply(await self._broker(links, broker_id(broker)), JSON)
 
     async def drain(self, request: web.Request, cluster: str, broker: str) -> web.Response:
@@ -142,7 +139,7 @@ class BrokerRoutes:
 
         The drain continues in the background; ``GET`` of the broker shows its progress.
         """
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         wanted = broker_id(broker)
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, ("scope",))
@@ -152,13 +149,13 @@ class BrokerRoutes:
 
     async def unregister(self, request: web.Request, cluster: str, broker: str) -> web.Response:
         """Unregister a broker for good: 204; 400/40002 while it is live or holds replicas."""
-        self._path.enter(request, cluster)
+        self._enter(request, cluster)
         await self._send_command(UnregisterBroker(broker_id=broker_id(broker)))
         return reply(b"", JSON, 204)
 
     async def replicas(self, request: web.Request, cluster: str, broker: str) -> web.Response:
         """Answer every replica that the broker holds, by topic and partition."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         image, wanted = self._apis.image, broker_id(broker)
         if wanted not in image.brokers:
             raise _not_found(wanted)

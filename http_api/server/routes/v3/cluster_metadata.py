@@ -15,8 +15,11 @@ from http_api.contract import v3_metadata as shapes
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON, NDJSON
 from http_api.server.answers import json_reply
-from http_api.server.request_parsing import query_integer
-from http_api.server.routes.v3.clusters import ClusterPath
+from http_api.server.request_parsing import (
+    OFFSET_MAX,
+    query_integer,
+)
+from http_api.server.routes.v3.clusters import V3Routes
 from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.image.facts import FactConverter
 from raft_metadata.image.image_view import UnknownPathError
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from broker.server.metadata_requests import MetadataLogPage
-    from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
     from raft_metadata.image.facts import Fact
 
@@ -36,7 +38,6 @@ DEFAULT_FACTS = 10_000
 MAX_FACTS = 100_000
 """Most facts of the log in one answer. A snapshot cannot be divided and is sent whole."""
 MAX_WAIT_MS = 30_000
-MAX_OFFSET = 10**18 - 1
 MAX_REFUSAL_CHARS = 4_096
 """Longest message of a refused path; it lists the names that exist there."""
 FACTS_PER_TURN = 100
@@ -46,12 +47,8 @@ NEXT_OFFSET_HEADER = "Quorumlog-Next-Offset"
 END_OFFSET_HEADER = "Quorumlog-End-Offset"
 
 
-class ClusterMetadataRoutes:
-    """Quorum, health, metadata log and image. Owner: the app; holds no state of its own."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._apis = context.apis
-        self._path = ClusterPath(context)
+class ClusterMetadataRoutes(V3Routes):
+    """Quorum, health, metadata log and image."""
 
     def add_to(self, router: PathRouter) -> None:
         cluster = "/v3/clusters/{cluster}"
@@ -66,7 +63,7 @@ class ClusterMetadataRoutes:
 
     async def quorum(self, request: web.Request, cluster: str) -> web.Response:
         """Answer leader, voters and observers of the quorum; 503 when no controller answers."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         view = await self._apis.metadata.quorum()
         body = shapes.quorum(
             links,
@@ -79,7 +76,7 @@ class ClusterMetadataRoutes:
 
     async def health(self, request: web.Request, cluster: str) -> web.Response:
         """Answer the cluster's health, always with 200: poor health is no failed request."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         found = await self._apis.metadata.health()
         reasons = [
             shapes.health_reason(
@@ -99,7 +96,7 @@ class ClusterMetadataRoutes:
 
     async def image(self, request: web.Request, cluster: str, *path: str) -> web.Response:
         """Answer one place of this broker's metadata image, with all that is below it."""
-        self._path.enter(request, cluster)
+        self._enter(request, cluster)
         try:
             next_offset, value = await self._apis.metadata.image_at(path)
         except UnknownPathError as error:
@@ -109,9 +106,9 @@ class ClusterMetadataRoutes:
 
     async def log(self, request: web.Request, cluster: str) -> web.StreamResponse:
         """Answer the metadata log from ``offset`` on as NDJSON, a fact a line; wait at its end."""
-        self._path.enter(request, cluster, LOG_REPLIES)
+        self._enter(request, cluster, LOG_REPLIES)
         query = request.query
-        offset = MetadataOffset(query_integer(query, "offset", 0, 0, MAX_OFFSET))
+        offset = MetadataOffset(query_integer(query, "offset", 0, 0, OFFSET_MAX))
         timeout_ms = query_integer(query, "timeout", 0, 0, MAX_WAIT_MS)
         facts_max = query_integer(query, "max", DEFAULT_FACTS, 1, MAX_FACTS)
         before = self._apis.image

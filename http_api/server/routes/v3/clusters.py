@@ -1,7 +1,7 @@
 """``/v3/clusters`` and its direct children: features, access rules, producer ids.
 
-`ClusterPath` holds the checks common to every path under ``/v3/clusters/C``: the cluster id and
-Accept.
+`V3Routes` is the base of all routes under ``/v3/clusters/C``: what they hold, and the checks common
+to every path, of the cluster id and Accept.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from http_api.contract import v3
-from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.idempotence import producer_id
 from http_api.contract.media_types import JSON, V3_REPLIES, choose_reply
 from http_api.contract.resources import Features
@@ -38,19 +38,25 @@ if TYPE_CHECKING:
     from http_api.server.routing import PathRouter
 
 
-class ClusterPath:
-    """The path prefix of this cluster; checks requests and supplies the links of answers."""
+ALL = "-"
+"""Segment of a path that means all topics, partitions or brokers."""
+
+
+class V3Routes:
+    """Base of the routes below this cluster's path. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
+        self._limits = context.limits
+        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._links = Links(context.advertised_url, context.apis.cluster_id)
 
-    def enter(
+    def _enter(
         self, request: web.Request, cluster: str, replies: Mapping[str, str] = V3_REPLIES
     ) -> Links:
         """Return the links of this cluster; 404 for another cluster id, 406 for another Accept."""
         if cluster != self._apis.cluster_id:
-            raise RestError(404, RestCode.NOT_FOUND, f"Cluster {shown(cluster)} cannot be found.")
+            raise RestError(404, RestCode.NOT_FOUND, f"Cluster {excerpt(cluster)} cannot be found.")
         if choose_reply(accept_of(request), replies) is None:
             raise not_acceptable(request, *replies)
         return self._links
@@ -59,13 +65,8 @@ class ClusterPath:
 _UPGRADE = ("metadata_version", "validate_only")
 
 
-class ClusterRoutes:
-    """The cluster, its features, its access rules. Owner: the app; holds no state of its own."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._apis = context.apis
-        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
-        self._path = ClusterPath(context)
+class ClusterRoutes(V3Routes):
+    """The cluster, its features, its access rules."""
 
     def add_to(self, router: PathRouter) -> None:
         cluster = "/v3/clusters/{cluster}"
@@ -79,23 +80,23 @@ class ClusterRoutes:
 
     async def list_clusters(self, request: web.Request) -> web.Response:
         """Answer a list of exactly one cluster: this one."""
-        links = self._path.enter(request, self._apis.cluster_id)
+        links = self._enter(request, self._apis.cluster_id)
         data = [v3.cluster(links, self._apis.controller_id)]
         return json_reply(v3.clusters(links.base_url, data), JSON)
 
     async def describe(self, request: web.Request, cluster: str) -> web.Response:
         """Answer the cluster, with the id of the active controller."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         return json_reply(v3.cluster(links, self._apis.controller_id), JSON)
 
     async def features(self, request: web.Request, cluster: str) -> web.Response:
         """Answer the finalized and the supported levels of ``metadata.version``."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         return json_reply(self._features(links, self._apis.image.feature_level), JSON)
 
     async def upgrade(self, request: web.Request, cluster: str) -> web.Response:
         """Raise ``metadata.version``, never lower it; null: to the highest level of every node."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, _UPGRADE)
         if "metadata_version" not in fields:
@@ -120,23 +121,18 @@ class ClusterRoutes:
 
     async def no_access_rules(self, request: web.Request, cluster: str) -> web.Response:
         """Refuse access rules as Kafka without an authorizer does."""
-        self._path.enter(request, cluster)
+        self._enter(request, cluster)
         raise RestError(400, RestCode.KAFKA_BAD_REQUEST, v3.NO_AUTHORIZER)
 
 
-class ProducerIdRoutes:
-    """Producer ids of the v3 API. Owner: the app; holds no state of its own."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._apis = context.apis
-        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
-        self._path = ClusterPath(context)
+class ProducerIdRoutes(V3Routes):
+    """Producer ids of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
         router.add("POST", "/v3/clusters/{cluster}/producer-ids", self.create, JSON)
 
     async def create(self, request: web.Request, cluster: str) -> web.Response:
         """Answer a new producer id each time: a lost answer only wastes an id."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         check_fields(await read_optional_json_object(request, self._body_bytes_max), ())
         return json_reply(producer_id(links, await self._apis.producer_id()), JSON)

@@ -14,13 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from http_api.contract import v3 as shapes
-from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.media_types import JSON
 from http_api.contract.resources import ConfigInfo
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import NOT_HOSTED, live_brokers, topic_or_404
 from http_api.server.request_parsing import (
-    MAX_ADMIN_BODY_BYTES,
     broker_id,
     check_fields,
     config_text,
@@ -32,7 +31,7 @@ from http_api.server.request_parsing import (
     word,
     wrong_kind,
 )
-from http_api.server.routes.v3.clusters import ClusterPath
+from http_api.server.routes.v3.clusters import ALL, V3Routes
 from raft_metadata.common.configs.rows import Scope
 from raft_metadata.common.configs.table import CONFIGS, TOPIC_CONFIGS
 from raft_metadata.common.ids import BrokerId
@@ -46,13 +45,11 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from http_api.contract.v3 import JsonObject, Links
-    from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
     from raft_metadata.common.configs.layers import ConfigLayers
     from raft_metadata.common.configs.rows import ConfigRow
     from raft_metadata.image.metadata_image import TopicImage
 
-ALL = "-"
 CHANGES_MAX = 1_000
 """Most changes of one request: they are one batch of the metadata log, all or none."""
 OPERATIONS = ("SET", "DELETE")
@@ -77,17 +74,12 @@ class Target:
     topic: TopicImage | None = None
 
 
-class ConfigRoutes:
-    """Configs of the v3 API. Owner: the app; holds no state of its own.
+class ConfigRoutes(V3Routes):
+    """Configs of the v3 API.
 
     The three kinds of paths share their handlers: between cluster and config name is one segment,
     or none for the cluster itself.
     """
-
-    def __init__(self, context: ApiContext) -> None:
-        self._apis = context.apis
-        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
-        self._path = ClusterPath(context)
 
     def add_to(self, router: PathRouter) -> None:
         cluster = "/v3/clusters/{cluster}"
@@ -108,7 +100,7 @@ class ConfigRoutes:
         self, kind: ResourceType, request: web.Request, cluster: str, resource: str = ""
     ) -> web.Response:
         """Answer the configs in force of one target, or (``-``) of every topic or live broker."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         if resource != ALL:
             target = await self._target(kind, resource)
             data = await self._resources(links, target)
@@ -126,7 +118,7 @@ class ConfigRoutes:
         self, kind: ResourceType, request: web.Request, cluster: str, *path: str
     ) -> web.Response:
         """Answer one config."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         row = self._row(target, path[-1])
         info = _info(await self._layers(target), target, row)
@@ -138,7 +130,7 @@ class ConfigRoutes:
         self, kind: ResourceType, request: web.Request, cluster: str, *path: str
     ) -> web.Response:
         """Set one config; 204."""
-        self._path.enter(request, cluster)
+        self._enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         row = self._row(target, path[-1])
         fields = await read_json_object(request, self._body_bytes_max)
@@ -152,7 +144,7 @@ class ConfigRoutes:
         self, kind: ResourceType, request: web.Request, cluster: str, *path: str
     ) -> web.Response:
         """Remove a config's value here; 204. Another source's value or the default is in force."""
-        self._path.enter(request, cluster)
+        self._enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         return await self._alter([_change(target, self._row(target, path[-1]).name, None)])
 
@@ -160,7 +152,7 @@ class ConfigRoutes:
         self, kind: ResourceType, request: web.Request, cluster: str, resource: str = ""
     ) -> web.Response:
         """Set and reset many configs, of one or several topics: all, or none if one is refused."""
-        self._path.enter(request, cluster)
+        self._enter(request, cluster)
         target = None
         if kind is not ResourceType.TOPIC or resource != ALL:
             target = await self._target(kind, resource)
@@ -235,7 +227,7 @@ class ConfigRoutes:
             if row.name == name:
                 return row
         text = (
-            f"Config {shown(name)} cannot be found for {target.owner.shown} "
+            f"Config {excerpt(name)} cannot be found for {target.owner.message_name} "
             f"in cluster {self._apis.cluster_id}."
         )
         nearest_names = difflib.get_close_matches(

@@ -16,14 +16,20 @@ from broker.coordinator.group_messages import (
     MemberDescription,
 )
 from http_api.contract import group_shapes as shapes
-from http_api.contract.errors import RestCode, RestError, shown
+from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.media_types import JSON
 from http_api.contract.resources import CommittedOffset, GroupInfo, GroupMember
 from http_api.contract.v2 import check_name
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import NOT_HOSTED
-from http_api.server.request_parsing import partition_id, read_json_object, topic_name
-from http_api.server.routes.v3.clusters import ClusterPath
+from http_api.server.request_parsing import (
+    INT32_MAX,
+    OFFSET_MAX,
+    partition_id,
+    read_json_object,
+    topic_name,
+)
+from http_api.server.routes.v3.clusters import V3Routes
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName, TopicPartition
 
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
 
     from broker.coordinator.group_messages import GroupOffsetRow
     from http_api.contract.v3 import Links
-    from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
 
 KIND = "KafkaConsumerGroup"
@@ -40,18 +45,11 @@ MAX_OFFSETS = 10_000
 """Most rows of one PATCH: as many as a topic may have partitions."""
 MAX_BODY_BYTES = 4_194_304
 """Largest body: `MAX_OFFSETS` rows with the longest names. Decoding more would block the loop."""
-_INT32_MAX = 2**31 - 1
-_OFFSET_MAX = 10**18 - 1
 _BODY = ("data", "member_id", "member_epoch")
 
 
-class ConsumerGroupRoutes:
-    """Consumer groups of the v3 API. Owner: the app; holds no state of its own."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._apis = context.apis
-        self._limits = context.limits
-        self._path = ClusterPath(context)
+class ConsumerGroupRoutes(V3Routes):
+    """Consumer groups of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
         groups = f"/v3/clusters/{{cluster}}/{shapes.GROUPS}"
@@ -74,18 +72,18 @@ class ConsumerGroupRoutes:
 
     async def list_groups(self, request: web.Request, cluster: str) -> web.Response:
         """Answer all groups, of every coordinator."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         data = [_group(links, found) for found in await self._apis.list_groups()]
         return json_reply(links.collection(KIND, data, shapes.GROUPS), JSON)
 
     async def describe(self, request: web.Request, cluster: str, group: str) -> web.Response:
         """Answer one group; ``coordinator`` names the broker that serves it at the moment."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         return json_reply(_group(links, await self._describe(_group_id(group))), JSON)
 
     async def consumers(self, request: web.Request, cluster: str, group: str) -> web.Response:
         """Answer the live instances of a group."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         found = await self._describe(_group_id(group))
         data = [_consumer(links, found.group, member) for member in found.members]
         path = (shapes.GROUPS, found.group, "consumers")
@@ -95,7 +93,7 @@ class ConsumerGroupRoutes:
         self, request: web.Request, cluster: str, group: str, consumer: str
     ) -> web.Response:
         """Answer one live instance."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         found, member = await self._member(group, consumer)
         return json_reply(_consumer(links, found.group, member), JSON)
 
@@ -103,7 +101,7 @@ class ConsumerGroupRoutes:
         self, request: web.Request, cluster: str, group: str, consumer: str
     ) -> web.Response:
         """Answer the partitions that an instance owns."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         found, member = await self._member(group, consumer)
         data = [
             shapes.assignment(links, found.group, member.instance, topic, number)
@@ -122,7 +120,7 @@ class ConsumerGroupRoutes:
         partition: str,
     ) -> web.Response:
         """Answer one partition that an instance owns."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         place = (topic_name(topic), partition_id(partition))
         found, member = await self._member(group, consumer)
         if place not in member.assignment:
@@ -134,7 +132,7 @@ class ConsumerGroupRoutes:
 
     async def lags(self, request: web.Request, cluster: str, group: str) -> web.Response:
         """Answer the lag of every partition with a committed offset of the group."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         group_id = _group_id(group)
         data = [shapes.lag(links, group_id, row) for row in await self._owned_lags(group_id)]
         path = (shapes.GROUPS, group_id, "lags")
@@ -144,7 +142,7 @@ class ConsumerGroupRoutes:
         self, request: web.Request, cluster: str, group: str, topic: str, partition: str
     ) -> web.Response:
         """Answer the lag of one partition."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         group_id, place = _group_id(group), (topic_name(topic), partition_id(partition))
         for row in await self._owned_lags(group_id):
             if (row.committed.topic, row.committed.partition) == place:
@@ -153,14 +151,14 @@ class ConsumerGroupRoutes:
 
     async def lag_summary(self, request: web.Request, cluster: str, group: str) -> web.Response:
         """Answer the group's largest lag, and the sum of its lags."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         group_id = _group_id(group)
         rows = await self._owned_lags(group_id)
         return json_reply(shapes.lag_summary(links, group_id, rows), JSON)
 
     async def offsets(self, request: web.Request, cluster: str, group: str) -> web.Response:
         """Answer all committed offsets of the group; an empty list if there are none."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         group_id = _group_id(group)
         found = await self._apis.group(GroupOffsets(group=group_id))
         data = [shapes.offset(_committed(row)) for row in found]
@@ -169,7 +167,7 @@ class ConsumerGroupRoutes:
 
     async def commit(self, request: web.Request, cluster: str, group: str) -> web.Response:
         """Commit offsets without an instance; ``offset`` is the next one to read."""
-        self._path.enter(request, cluster)
+        self._enter(request, cluster)
         group_id = _group_id(group)
         limit = min(self._limits.max_body_bytes, MAX_BODY_BYTES)
         fields = await read_json_object(request, limit)
@@ -251,7 +249,7 @@ def commit_of(group_id: GroupId, fields: dict[str, Any]) -> CommitGroup:
     """Return the commit that a PATCH body requests; the coordinator decides if it is allowed."""
     unknown = sorted(fields.keys() - set(_BODY))
     if unknown:
-        raise _bad_request(f"unknown field '{shown(unknown[0])}': expected {', '.join(_BODY)}")
+        raise _bad_request(f"unknown field '{excerpt(unknown[0])}': expected {', '.join(_BODY)}")
     rows = fields.get("data")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise _bad_request("'data': expected a list of objects")
@@ -261,7 +259,7 @@ def commit_of(group_id: GroupId, fields: dict[str, Any]) -> CommitGroup:
     member_id, member_epoch = fields.get("member_id"), fields.get("member_epoch")
     if not isinstance(member_id, str | None):
         raise _bad_request("'member_id': expected a string")
-    if member_epoch is not None and not _is_integer(member_epoch, _INT32_MAX):
+    if member_epoch is not None and not _is_integer(member_epoch, INT32_MAX):
         raise _bad_request("'member_epoch': expected an integer")
     return CommitGroup(
         group=group_id,
@@ -276,9 +274,9 @@ def _offset(row: dict[str, Any]) -> GroupOffset:
     metadata = row.get("metadata")
     if not isinstance(topic, str):
         raise _bad_request("'topic_name': expected a string")
-    if not _is_integer(partition, _INT32_MAX):
+    if not _is_integer(partition, INT32_MAX):
         raise _bad_request("'partition_id': expected the number of a partition")
-    if not _is_integer(offset, _OFFSET_MAX):
+    if not _is_integer(offset, OFFSET_MAX):
         raise _bad_request("'offset': expected the next offset to read, from 0 on")
     if not isinstance(metadata, str | None):
         raise _bad_request("'metadata': expected a string")

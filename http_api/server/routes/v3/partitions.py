@@ -17,7 +17,6 @@ from http_api.contract.resources import AddingReplica, PartitionInfo, Reassignme
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import each_partition, find_partition, topic_or_404
 from http_api.server.request_parsing import (
-    MAX_ADMIN_BODY_BYTES,
     bad_parameter,
     broker_id,
     broker_ids,
@@ -33,7 +32,7 @@ from http_api.server.request_parsing import (
     word,
     wrong_kind,
 )
-from http_api.server.routes.v3.clusters import ClusterPath
+from http_api.server.routes.v3.clusters import ALL, V3Routes
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import NO_LEADER, PartitionId, TopicIdPartition
 from raft_metadata.records.commands import (
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
     from broker.server.requests import PartitionProgress
     from http_api.contract.v3 import JsonObject, Links
-    from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
     from raft_metadata.common.ids import TopicName
     from raft_metadata.image.metadata_image import PartitionRegistration, TopicImage
@@ -62,13 +60,8 @@ OFFSET_TYPES = (None, "earliest", "latest", "earliest_offset", "latest_offset")
 """Accepted values of ``offset_type``. The answer has both ends whichever of them is given."""
 
 
-class PartitionRoutes:
-    """Partitions of the v3 API. Owner: the app; holds no state of its own."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._apis = context.apis
-        self._path = ClusterPath(context)
-        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
+class PartitionRoutes(V3Routes):
+    """Partitions of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
         partitions = "/v3/clusters/{cluster}/topics/{topic}/partitions"
@@ -81,7 +74,7 @@ class PartitionRoutes:
 
     async def list_partitions(self, request: web.Request, cluster: str, topic: str) -> web.Response:
         """Answer all partitions of a topic."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         name = topic_name(topic)
         found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
         data = [
@@ -95,7 +88,7 @@ class PartitionRoutes:
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
         """Answer one partition."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         _, info = await self._find(topic, partition)
         return json_reply(v3.partition(links, info), JSON)
 
@@ -103,7 +96,7 @@ class PartitionRoutes:
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
         """Answer all replicas of a partition, the preferred leader first."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         name, info = await self._find(topic, partition)
         data = [v3.replica(links, info, broker) for broker in info.replicas]
         path = ("topics", name, "partitions", info.partition, "replicas")
@@ -113,7 +106,7 @@ class PartitionRoutes:
         self, request: web.Request, cluster: str, topic: str, partition: str, broker: str
     ) -> web.Response:
         """Answer one replica."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         name, info = await self._find(topic, partition)
         wanted = broker_id(broker)
         if wanted not in info.replicas:
@@ -125,7 +118,7 @@ class PartitionRoutes:
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
         """Answer the beginning and end offset of a partition, from its leader."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         offset_type = request.query.get("offset_type")
         if offset_type not in OFFSET_TYPES:
             raise bad_parameter("offset_type", offset_type, "earliest or latest")
@@ -142,7 +135,7 @@ class PartitionRoutes:
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
         """Delete the records below an offset; -1: all records below the high watermark."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, ("before_offset",))
         before = fields.get("before_offset")
@@ -177,17 +170,11 @@ def partition_info(
     )
 
 
-ALL = "-"
 ELECTIONS = tuple(election.value for election in Election)
 
 
-class ElectionRoutes:
-    """Leader elections of the v3 API. Owner: the app; holds no state of its own."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._apis = context.apis
-        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
-        self._path = ClusterPath(context)
+class ElectionRoutes(V3Routes):
+    """Leader elections of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
         path = "/v3/clusters/{cluster}/topics/{topic}/partitions/{partition}/leader:elect"
@@ -197,7 +184,7 @@ class ElectionRoutes:
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
         """Elect leaders. One partition: answer it, or an error. Several: a row each, always 200."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         fields = await read_optional_json_object(request, self._body_bytes_max)
         check_fields(fields, ("election",))
         election = Election(word(fields, "election", ELECTIONS, Election.PREFERRED.value))
@@ -248,13 +235,8 @@ _EXPECTED = '{"topic_name", "partition_id", "replicas"}'
 LocatedPartition = tuple["TopicImage", int, "PartitionRegistration"]
 
 
-class ReassignmentRoutes:
-    """Reassignments of the v3 API. Owner: the app; holds no state of its own."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._apis = context.apis
-        self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
-        self._path = ClusterPath(context)
+class ReassignmentRoutes(V3Routes):
+    """Reassignments of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
         path = "/v3/clusters/{cluster}/topics/{topic}/partitions/{partition}/reassignment"
@@ -266,7 +248,7 @@ class ReassignmentRoutes:
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
         """Answer the reassignments in progress, with the progress of each replica being added."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         found = await self._in_progress(topic, partition)
         data = await self._resources(links, found)
         if partition != ALL:
@@ -280,7 +262,7 @@ class ReassignmentRoutes:
         self, request: web.Request, cluster: str, topic: str, partition: str
     ) -> web.Response:
         """Start reassignments; 202. ``validate_only``: 204, nothing is changed."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         changes, validate_only = await self._changes(request, topic, partition)
         await self._apis.admin(
             AlterReassignments(changes=tuple(changes), validate_only=validate_only)
@@ -306,7 +288,7 @@ class ReassignmentRoutes:
 
         ``-`` cancels only those in progress; a single partition without one is a 404.
         """
-        self._path.enter(request, cluster)
+        self._enter(request, cluster)
         found = await self._in_progress(topic, partition)
         changes = [
             Reassignment(topic=image.name, partition=PartitionId(number), replicas=None)

@@ -14,7 +14,6 @@ from http_api.contract.media_types import JSON
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import NOT_HOSTED, topic_or_404
 from http_api.server.request_parsing import (
-    MAX_ADMIN_BODY_BYTES,
     check_fields,
     config_text,
     flag,
@@ -26,7 +25,7 @@ from http_api.server.request_parsing import (
     topic_name,
     wrong_kind,
 )
-from http_api.server.routes.v3.clusters import ClusterPath
+from http_api.server.routes.v3.clusters import V3Routes
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import RANDOM_ID_BYTES, BrokerId, TopicId, id_from_bytes
 from raft_metadata.records.commands import AddPartitions, CreateTopic, DeleteTopic
@@ -34,7 +33,6 @@ from raft_metadata.records.commands import AddPartitions, CreateTopic, DeleteTop
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
     from raft_metadata.image.metadata_image import TopicImage
 
@@ -49,13 +47,8 @@ _FIELDS = (
 _GROWTH = ("partitions_count", "replicas_assignments", "validate_only")
 
 
-class TopicRoutes:
-    """Topics of the v3 API. Owner: the app; holds no state of its own."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._apis = context.apis
-        self._limits = context.limits
-        self._path = ClusterPath(context)
+class TopicRoutes(V3Routes):
+    """Topics of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
         topics = "/v3/clusters/{cluster}/topics"
@@ -67,7 +60,7 @@ class TopicRoutes:
 
     async def list_topics(self, request: web.Request, cluster: str) -> web.Response:
         """Answer all topics, internal ones marked."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         image = self._apis.image
         data = [
             _topic(links, image.topics[image.topic_ids[name]]) for name in sorted(image.topic_ids)
@@ -76,7 +69,7 @@ class TopicRoutes:
 
     async def describe(self, request: web.Request, cluster: str, topic: str) -> web.Response:
         """Answer one topic."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         found = await topic_or_404(
             self._apis, topic_name(topic), RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED
         )
@@ -84,7 +77,7 @@ class TopicRoutes:
 
     async def create(self, request: web.Request, cluster: str) -> web.Response:
         """Create a topic; 201 once its partitions have ready leaders, 200 for ``validate_only``."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         command = create_topic(await read_json_object(request, self._limits.max_body_bytes))
         created = await self._apis.create_topic(command)
         body = v3.topic(
@@ -100,10 +93,9 @@ class TopicRoutes:
 
     async def grow(self, request: web.Request, cluster: str, topic: str) -> web.Response:
         """Add partitions; 200 once each of them has a ready leader."""
-        links = self._path.enter(request, cluster)
+        links = self._enter(request, cluster)
         name = topic_name(topic)
-        limit = min(self._limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
-        fields = await read_json_object(request, limit)
+        fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, _GROWTH)
         command = AddPartitions(
             topic=name,
@@ -124,7 +116,7 @@ class TopicRoutes:
 
     async def delete(self, request: web.Request, cluster: str, topic: str) -> web.Response:
         """Delete a topic; 204 once this broker's image no longer has it."""
-        self._path.enter(request, cluster)
+        self._enter(request, cluster)
         name = topic_name(topic)
         try:
             await self._apis.delete_topic(DeleteTopic(name=name))
