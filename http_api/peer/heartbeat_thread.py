@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
 
@@ -38,6 +38,13 @@ PAGE_GAP_MS = 50
 JOIN_TIMEOUT_S = 5.0
 """Time for the thread to close its connections; a slower one is left to the process's end."""
 
+BACKOFF_FIRST_MS = 20
+"""Far below ``broker_disconnect_grace_ms`` (300): a cut that heals at once costs no leadership."""
+BACKOFF_MAX_MS = 1_000
+STABLE_AFTER_S = 2.0
+"""Duration of a session after which the back-off begins anew."""
+MISSED_PINGS = 3
+
 _log = logging.getLogger("controller.heartbeats")
 
 OnResult = Callable[["NodeId", HeartbeatAnswer | KafkaError, int], None]
@@ -52,15 +59,47 @@ class _HeartbeatContent:
     command: BrokerHeartbeat
 
 
+class _RunningThread(NamedTuple):
+    """The thread with its own event loop."""
+
+    thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
+
+
+class LoopWatch:
+    """Judge of the broker's loop, which has to make progress (rule M7). On the heartbeat thread.
+
+    It counts its own turns, so that a stop of the whole process is not held against the loop.
+    """
+
+    def __init__(self, progress_max_ms: int) -> None:
+        self.is_alive = True
+        self.idle_ms = 0
+        """Time without progress."""
+        self._progress_max_ms = progress_max_ms
+        self._seen: int | None = None
+        self._ran_ms: int | None = None
+
+    def judge(self, now_ms: int, progress: int | None) -> bool:
+        """Take the loop's progress, None while it need not show any; return if it is alive."""
+        passed_ms = 0 if self._ran_ms is None else min(now_ms - self._ran_ms, 2 * TICK_MS)
+        self._ran_ms = now_ms
+        moved = progress is None or progress != self._seen
+        self._seen = progress
+        self.idle_ms = 0 if moved else self.idle_ms + passed_ms
+        self.is_alive = self.idle_ms < self._progress_max_ms
+        return self.is_alive
+
+
 class HeartbeatThread:
     """Heartbeats to all controllers, as long as the broker's loop makes progress.
 
     Owned by the controller channel, on the broker's loop; ``start`` first, ``stop`` last.
 
     Two hand-over points and no lock: `set_content` swaps one reference that the thread reads, and
-    `_hand_over` queues a call of ``on_result`` on the broker's loop. Everything else belongs to one
-    side: the connections to the thread, all judgement of answers to the loop. Invariant: an answer
-    reaches ``on_result`` only while the life (one registration) that sent it lasts.
+    `_deliver`, queued on the broker's loop, calls ``on_result`` there. Everything else belongs to
+    one side: the connections to the thread, all judgement of answers to the loop. Invariant: an
+    answer reaches ``on_result`` only while the life (one registration) that sent it lasts.
 
     ``progress_max_ms`` is how long the loop may stand still: one broker session. Stalls of some
     hundred milliseconds (a large image, a collection, a burst) cost nothing. A loop that did
@@ -82,13 +121,10 @@ class HeartbeatThread:
         """Take ``links`` of this thread's own, which it opens and closes."""
         self._links = links
         self._interval_ms = interval_ms
-        self._progress_max_ms = progress_max_ms
         self._clock = clock
         self._on_result = on_result
         self._sessions = ControllerSessions(links)
-        self._thread = threading.Thread(target=self._main, name="heartbeats", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._broker_loop: asyncio.AbstractEventLoop | None = None
+        self._running: _RunningThread | None = None
         self._failure: BaseException | None = None
         # Written by the broker's loop, read by the thread:
         self._life = 0
@@ -96,10 +132,7 @@ class HeartbeatThread:
         self._content: _HeartbeatContent | None = None
         self._registered: tuple[BrokerId, BrokerEpoch] | None = None
         # The thread's:
-        self._is_loop_alive = True
-        self._idle_ms = 0
-        self._seen_progress = 0
-        self._ran_ms = 0
+        self._watch_loop = LoopWatch(progress_max_ms)
         self._requested = [asyncio.Event() for _ in links]
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
@@ -108,16 +141,22 @@ class HeartbeatThread:
 
     def start(self) -> None:
         """Start the thread; it connects once there is a heartbeat to send."""
-        self._broker_loop = asyncio.get_running_loop()
-        self._loop = asyncio.new_event_loop()
-        self._thread.start()
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(
+            target=self._main,
+            args=(loop, asyncio.get_running_loop()),
+            name="heartbeats",
+            daemon=True,
+        )
+        self._running = _RunningThread(thread, loop)
+        thread.start()
 
     async def stop(self) -> None:
         """End the sessions, close every connection, end the thread."""
         self.stop_heartbeats()
         self._call_on_thread(self._ended.set)
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT_S)
+        if self._running is not None and self._running.thread.is_alive():
+            await asyncio.to_thread(self._running.thread.join, JOIN_TIMEOUT_S)
 
     def open_sessions(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
         """Keep sessions of this epoch open from now on; those of an older epoch end."""
@@ -143,9 +182,9 @@ class HeartbeatThread:
         self._content = None
 
     def _call_on_thread(self, function: Callable[[], object]) -> None:
-        if self._loop is not None and self._thread.is_alive():
+        if self._running is not None and self._running.thread.is_alive():
             with suppress(RuntimeError):  # the thread's loop has just been closed
-                self._loop.call_soon_threadsafe(function)
+                self._running.loop.call_soon_threadsafe(function)
 
     def _deliver(
         self, life: int, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int
@@ -155,25 +194,25 @@ class HeartbeatThread:
 
     # -- on the thread
 
-    def _main(self) -> None:
-        loop = self._loop
-        assert loop is not None, "start() made it"
+    def _main(
+        self, loop: asyncio.AbstractEventLoop, broker_loop: asyncio.AbstractEventLoop
+    ) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
-                runner.run(self._run())
+                runner.run(self._run(broker_loop))
         except BaseException as error:  # noqa: BLE001 `set_content` raises it, which ends the process
             _log.critical("heartbeat thread failed error=%r", error, exc_info=error)
             self._failure = error
 
-    async def _run(self) -> None:
+    async def _run(self, broker_loop: asyncio.AbstractEventLoop) -> None:
         for link in self._links:
             link.open()
-        self._ran_ms = self._clock.monotonic_ms()
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._watch(), name="watch")]
                 for link, requested in zip(self._links, self._requested, strict=True):
-                    tasks.append(group.create_task(self._send_heartbeats(link, requested)))
+                    sending = self._send_heartbeats(link, requested, broker_loop)
+                    tasks.append(group.create_task(sending))
                 await self._ended.wait()
                 for task in tasks:
                     task.cancel()
@@ -191,7 +230,7 @@ class HeartbeatThread:
         opened: tuple[BrokerId, BrokerEpoch] | None = None
         while True:
             self._judge(self._clock.monotonic_ms())
-            wanted = self._registered if self._is_loop_alive else None
+            wanted = self._registered if self._watch_loop.is_alive else None
             if wanted != opened:
                 opened = wanted
                 await self._sessions.stop()
@@ -201,28 +240,26 @@ class HeartbeatThread:
             self._changed.clear()
 
     def _judge(self, now_ms: int) -> None:
-        """Decide whether the loop makes progress; heartbeats need it (rule M7).
-
-        Time in which this thread stood still as well does not count against the loop.
-        """
-        self._idle_ms += min(now_ms - self._ran_ms, 2 * TICK_MS)
-        self._ran_ms = now_ms
-        if self._progress != self._seen_progress or self._content is None:
-            self._seen_progress = self._progress
-            self._idle_ms = 0
-        is_alive = self._idle_ms < self._progress_max_ms
-        if is_alive and not self._is_loop_alive:
+        """Judge the loop's progress, log a change, and send heartbeats at once if it resumes."""
+        watch = self._watch_loop
+        was_alive = watch.is_alive
+        is_alive = watch.judge(now_ms, None if self._content is None else self._progress)
+        if is_alive and not was_alive:
             _log.warning("the event loop progresses again, heartbeats resume")
             self._request_heartbeats()
-        elif self._is_loop_alive and not is_alive:
+        elif was_alive and not is_alive:
             _log.error(
                 "heartbeats end, the broker shows no progress ms=%d: its loop stands still, or it "
                 "keeps silent because its disk does",
-                self._idle_ms,
+                watch.idle_ms,
             )
-        self._is_loop_alive = is_alive
 
-    async def _send_heartbeats(self, link: ControllerLink, requested: asyncio.Event) -> None:
+    async def _send_heartbeats(
+        self,
+        link: ControllerLink,
+        requested: asyncio.Event,
+        broker_loop: asyncio.AbstractEventLoop,
+    ) -> None:
         """Send heartbeats to one controller, on its own time and not that of the slowest; endless.
 
         If more is damaged than one heartbeat names, each controller gets its own pages.
@@ -233,12 +270,15 @@ class HeartbeatThread:
             due = loop.time() + self._interval_ms / 1000
             requested.clear()  # a request from here on gets a heartbeat of its own
             content = self._content
-            if content is not None and self._is_loop_alive:
+            if content is not None and self._watch_loop.is_alive:
                 # An answer proves the state of a time before its heartbeat was sent (rule G3).
                 sent_ms = self._clock.monotonic_ms()
                 page = next_page(content.command, named_up_to)
                 result = await self._send(link, page)
-                self._hand_over(content.life, link.node_id, result, sent_ms)
+                with suppress(RuntimeError):  # the broker's loop is closed: no use for the result
+                    broker_loop.call_soon_threadsafe(
+                        self._deliver, content.life, link.node_id, result, sent_ms
+                    )
                 if isinstance(result, HeartbeatAnswer):
                     named_up_to = page.failed_up_to
                 if named_up_to is not None:
@@ -256,14 +296,6 @@ class HeartbeatThread:
         except KafkaError as error:
             return error
 
-    def _hand_over(
-        self, life: int, node_id: NodeId, result: HeartbeatAnswer | KafkaError, sent_ms: int
-    ) -> None:
-        """Queue a result on the broker's loop: the only way back to it."""
-        assert self._broker_loop is not None, "start() came first"
-        with suppress(RuntimeError):  # the broker's loop is closed: the result has no use
-            self._broker_loop.call_soon_threadsafe(self._deliver, life, node_id, result, sent_ms)
-
 
 async def _pause(event: asyncio.Event, seconds: float) -> None:
     """Wait until the event is set, for at most so many seconds."""
@@ -272,14 +304,6 @@ async def _pause(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
-
-
-BACKOFF_FIRST_MS = 20
-"""Far below ``broker_disconnect_grace_ms`` (300): a cut that heals at once costs no leadership."""
-BACKOFF_MAX_MS = 1_000
-STABLE_AFTER_S = 2.0
-"""Duration of a session after which the back-off begins anew."""
-MISSED_PINGS = 3
 
 
 class ControllerSessions:

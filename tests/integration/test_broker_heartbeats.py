@@ -379,21 +379,17 @@ async def test_every_controller_is_told_all_that_is_damaged_page_by_page(tmp_pat
 
 def test_rule_m7_the_stall_of_a_whole_process_is_not_the_loops_fault() -> None:
     """The thread is a judge as well: what it slept through itself it does not count."""
-    thread = heartbeat_thread.HeartbeatThread(
-        [], interval_ms=250, progress_max_ms=1_200, clock=SystemClock(), on_result=lambda *_: None
-    )
-    beat = BrokerHeartbeat(broker_id=BROKER, broker_epoch=EPOCH, metadata_offset=MetadataOffset(0))
-    thread.set_content(beat, at_once=False)
-    thread._judge(now_ms := 0)
-    for slept_ms in (60_000, 60_000, 60_000):
-        thread._judge(now_ms := now_ms + slept_ms)
-        assert thread._is_loop_alive
+    watch = heartbeat_thread.LoopWatch(progress_max_ms=1_200)
+    now_ms = 0
+    watch.judge(now_ms, progress=1)
+    for _ in range(3):
+        now_ms += 60_000
+        assert watch.judge(now_ms, progress=1)
     for _ in range(12):
-        thread._judge(now_ms := now_ms + 100)
-    assert not thread._is_loop_alive, "it ran and saw the loop stand still for a session"
-    thread.set_content(beat, at_once=False)
-    thread._judge(now_ms + 100)
-    assert thread._is_loop_alive
+        now_ms += 100
+        watch.judge(now_ms, progress=1)
+    assert not watch.is_alive, "it ran and saw the loop stand still for a session"
+    assert watch.judge(now_ms + 100, progress=2)
 
 
 async def test_a_broker_that_is_unregistered_while_it_runs_registers_again(tmp_path: Path) -> None:
