@@ -71,8 +71,10 @@ class BrokerServer:
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self._config, self._faults = config, faults
-        self._boot_id, self._settled = "", asyncio.Event()
-        self._cache_is_kept = self._boot_is_noted = False
+        self._settled = asyncio.Event()
+        """Set once all that this run reported at registration is recorded (rule M4)."""
+        self._cache_is_kept = False
+        """The page cache holds all that the last run left there; found by `start`."""
         incarnation_id = IncarnationId(id_from_bytes(random_bytes(16)))
         self.logs = self._make_logs(disk := WatchedDisk())
         self.manager = ReplicaManager(
@@ -195,9 +197,8 @@ class BrokerServer:
         """
         self._page_cached.followed()
         self._coordinator.on_metadata_update(image)
-        if not self._boot_is_noted and self._lifecycle.is_settled:
-            self._boot_is_noted = True
-            note_boot(self._config.data_dir, self._boot_id)
+        if not self._settled.is_set() and self._lifecycle.is_settled:
+            note_boot(self._config.data_dir, present_boot_id())
             self._cache_is_kept = True  # earlier losses are recorded, and there are no later ones
             self._settled.set()
         self.apis.forwarded.image_changed()
@@ -214,8 +215,7 @@ class BrokerServer:
         await asyncio.to_thread(self.manager.events.open)
         note_start(self.manager.events, self._config.broker_id, self.logs)
         self._page_cached.read()
-        self._boot_id = present_boot_id()
-        self._cache_is_kept = page_cache_is_kept(self._config.data_dir, self._boot_id)
+        self._cache_is_kept = page_cache_is_kept(self._config.data_dir, present_boot_id())
         self.logs.start(asyncio.get_running_loop())
 
     async def run(self) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_TURN = 100
 """Replicas described before the loop gets its turn: about 2 ms."""
-NAMED_MAX = 1_000
+ROWS_NAMED_MAX = 1_000
 """Offline, unclean or damaged partitions named in one answer; the counts cover all of them."""
 CHAINS_KEPT = 64
 """Logs whose sums stay in memory, least recently used first out: 0.1 KB for 1,024 offsets each."""
@@ -110,7 +110,7 @@ class BrokerDebugState:
     def _named_partitions(self, partitions: Mapping[TopicIdPartition, str]) -> Facts:
         rows: list[Facts] = []
         for where, reason in partitions.items():
-            if len(rows) == NAMED_MAX:
+            if len(rows) == ROWS_NAMED_MAX:
                 break
             topic = self._manager.image.topics.get(where.topic_id)
             rows.append(

@@ -35,8 +35,15 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 
+Answered = Callable[[PartitionId, int, KafkaError | None], None]
+
 _log = logging.getLogger("broker.server")
 
+CUT_OUT_BYTES_MIN: Final = 1_024
+"""Bytes from which the records' text is cut out of the body; below, encoding anew is as fast."""
+RECORD_BYTES_MIN: Final = len(b'{"key":null,"value":null},')
+"""Bytes that a record takes once it is encoded anew. If records are shorter than that on average, a
+body of 300 KB holds 100,000 of them, and their batch is several times as large as it should be."""
 GATHERED_BYTES_MAX: Final = 64 << 10
 """Bytes of bodies gathered for one append; more is written at once. A batch is read, checked and
 cleaned as a whole, and larger ones save nothing."""
@@ -106,15 +113,6 @@ class GatheredAppends:
     def _refuse(self, batch_key: AppendBatchKey, gathered: _Gathered, error: KafkaError) -> None:
         for _, answered in gathered.waiting:
             answered(batch_key.place.partition, -1, error)
-
-
-CUT_OUT_BYTES_MIN: Final = 1_024
-"""Bytes from which the records' text is cut out of the body; below, encoding anew is as fast."""
-RECORD_BYTES_MIN: Final = len(b'{"key":null,"value":null},')
-"""Bytes that a record takes once it is encoded anew. If records are shorter than that on average, a
-body of 300 KB holds 100,000 of them, and their batch is several times as large as it should be."""
-
-Answered = Callable[[PartitionId, int, KafkaError | None], None]
 
 
 class _Route(NamedTuple):

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import threading
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from typing_extensions import override
 
@@ -50,6 +50,31 @@ if TYPE_CHECKING:
     from raft_metadata.records.partition_set import PartitionSet
 
 
+REGISTER_RETRY_MS = 200
+PROGRESS_MS = 50
+"""Interval at which the loop shows the heartbeats its progress and that of the image (rule M7)."""
+PROOF_MARGIN_MS = 1_000
+"""Time before the end of a session at which a proof ends; in very short sessions a proof lasts for
+a sixth of the session (rule G3)."""
+MEASUREMENT_AGE_MAX_MS = 60_000
+"""Age up to which a measurement may decide on deletions; no active controller has answered since an
+older one."""
+CARRIED_MAX_MS = 43_200_000
+"""Silence after which a controller's clock is not used any more: half a day of the worst crystal
+(0.05 %) is 22 s."""
+MAJORITY_OF = 3
+"""Clocks of which one may be wrong; with fewer controllers this broker's own clock counts too."""
+LOOK_AGAIN_MS = 50
+"""Time for which a clock that was right is not compared again, so that an append reads one clock. A
+smaller step of the clock shows that much later."""
+ONLY_ONE = NodeId(0)
+"""Id for a controller that did not name itself."""
+
+_log = logging.getLogger("broker.lifecycle")
+
+T = TypeVar("T")
+
+
 def waits_for_sync(replicas: Iterable[Replica]) -> bool:
     """Return whether a partition led here has records that count only once synced (rule R1)."""
     return any(
@@ -58,9 +83,6 @@ def waits_for_sync(replicas: Iterable[Replica]) -> bool:
         and replica.log.durable_end < replica.log.log_end_offset
         for replica in replicas
     )
-
-
-T = TypeVar("T")
 
 
 class WatchedDisk(Disk):
@@ -144,20 +166,15 @@ class DiskStallWatch:
         return self._is_silent
 
 
-MEASUREMENT_AGE_MAX_MS = 60_000
-"""Age up to which a measurement may decide on deletions; no active controller has answered since an
-older one."""
-CARRIED_MAX_MS = 43_200_000
-"""Silence after which a controller's clock is not used any more: half a day of the worst crystal
-(0.05 %) is 22 s."""
-MAJORITY_OF = 3
-"""Clocks of which one may be wrong; with fewer controllers this broker's own clock counts too."""
-LOOK_AGAIN_MS = 50
-"""Time for which a clock that was right is not compared again, so that an append reads one clock. A
-smaller step of the clock shows that much later."""
-ONLY_ONE = NodeId(0)
-"""Id for a controller that did not name itself."""
-_log = logging.getLogger("broker.lifecycle")
+class _Measurement(NamedTuple):
+    """This machine's wall clock compared with the active controller's."""
+
+    at_ms: int
+    """Monotonic time."""
+    ahead_ms: int
+    """Own wall clock minus the controller's."""
+    own_offset_ms: int
+    """Own wall clock minus monotonic time: a later step of the clock shows in it."""
 
 
 class ControllerClock:
@@ -181,22 +198,18 @@ class ControllerClock:
         self._difference_max_ms = difference_max_ms
         self._suspended = suspended
         self._slept_ms = suspended()
-        self._measured_ms = -MEASUREMENT_AGE_MAX_MS - 1
-        """Monotonic time of the active controller's last measurement."""
-        self._ahead_ms = 0
-        """Own wall clock minus the active controller's, at that measurement."""
-        self._wall_at_zero_ms = 0
-        """Own wall clock minus monotonic time, at that measurement: a later step shows in it."""
-        self._heard: dict[NodeId, tuple[int, int]] = {}
+        self._measurement: _Measurement | None = None
+        """The active controller's last one."""
+        self._offset_by_controller: dict[NodeId, tuple[int, int]] = {}
         """(offset, monotonic time of the measurement) of each controller."""
         self._offsets: list[int] = []
         """The controllers' offsets, ascending."""
         self._agreed: int | None = None
         """The own offset when it last was near the active controller's; None: never yet."""
-        self._near_offsets = (1, 0)
-        """First and last own offset that need no correction; (1, 0) is none."""
-        self._right_from_ms = self._right_until_ms = 0
-        """Own wall clock times between which the clock is not compared again."""
+        self._near_offsets = range(0)
+        """Own offsets that need no correction."""
+        self._right_times = range(0)
+        """Own wall clock times at which the clock is not compared again."""
         self._is_corrected = False
 
     def note_controller_time(
@@ -219,24 +232,24 @@ class ControllerClock:
         ahead_ms = max(abs(ahead_ms) - error_ms, 0) * (1 if ahead_ms > 0 else -1)
         own = wall_ms - now_ms
         if is_active:
-            self._ahead_ms, self._measured_ms, self._wall_at_zero_ms = ahead_ms, now_ms, own
+            self._measurement = _Measurement(now_ms, ahead_ms, own)
             if abs(ahead_ms) <= self._difference_max_ms:
                 self._agreed = own
-        self._heard[controller] = (own - ahead_ms, now_ms)
-        self._heard = {
+        self._offset_by_controller[controller] = (own - ahead_ms, now_ms)
+        self._offset_by_controller = {
             node: measurement
-            for node, measurement in self._heard.items()
+            for node, measurement in self._offset_by_controller.items()
             if now_ms - measurement[1] <= CARRIED_MAX_MS
         }
         self._judge()
 
     def ahead_ms(self) -> int | None:
         """Return how far this clock is ahead of the active controller's now; None: not known."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._measured_ms > MEASUREMENT_AGE_MAX_MS:
+        measured, now_ms = self._measurement, self._clock.monotonic_ms()
+        if measured is None or now_ms - measured.at_ms > MEASUREMENT_AGE_MAX_MS:
             return None
-        stepped_ms = self._clock.wall_ms() - now_ms - self._wall_at_zero_ms
-        return self._ahead_ms + stepped_ms
+        stepped_ms = self._clock.wall_ms() - now_ms - measured.own_offset_ms
+        return measured.ahead_ms + stepped_ms
 
     def is_trusted(self) -> bool:
         """Return whether append times can be compared with this clock."""
@@ -254,13 +267,12 @@ class ControllerClock:
     def wall_ms(self) -> int:
         """Return the time for stamps: this clock's, or the majority's if this one is far off."""
         wall_ms = self._own_wall_ms()
-        if self._right_from_ms <= wall_ms < self._right_until_ms:
+        if wall_ms in self._right_times:
             return wall_ms
         now_ms = self._clock.monotonic_ms()
-        first, last = self._near_offsets
-        if not first <= wall_ms - now_ms <= last:
+        if wall_ms - now_ms not in self._near_offsets:
             return self._corrected(wall_ms, now_ms)
-        self._right_from_ms, self._right_until_ms = wall_ms, wall_ms + LOOK_AGAIN_MS
+        self._right_times = range(wall_ms, wall_ms + LOOK_AGAIN_MS)
         return wall_ms
 
     # inside
@@ -289,14 +301,17 @@ class ControllerClock:
 
         It is near the middle of three controllers' offsets or more, or near each of fewer.
         """
-        self._right_until_ms = 0
-        offsets = self._offsets = sorted(offset for offset, _ in self._heard.values())
+        self._right_times = range(0)
+        offsets = self._offsets = sorted(
+            offset for offset, _ in self._offset_by_controller.values()
+        )
         middle = offsets[len(offsets) // 2]
         few = len(offsets) < MAJORITY_OF
         lowest, highest = (offsets[0], offsets[-1]) if few else (middle, middle)
         most = self._difference_max_ms
         # A clock under correction is compared each time, so that its recovery is logged.
-        self._near_offsets = (1, 0) if self._is_corrected else (highest - most, lowest + most)
+        near = range(highest - most, lowest + most + 1)
+        self._near_offsets = range(0) if self._is_corrected else near
 
     def _wake(self) -> None:
         """Add the time that this machine slept to the controllers' offsets.
@@ -307,19 +322,13 @@ class ControllerClock:
         more, self._slept_ms = slept_ms - self._slept_ms, slept_ms
         if not more:
             return
-        self._heard = {node: (offset + more, at) for node, (offset, at) in self._heard.items()}
+        self._offset_by_controller = {
+            node: (offset + more, at) for node, (offset, at) in self._offset_by_controller.items()
+        }
         if self._agreed is not None:
             self._agreed += more
-        if self._heard:
+        if self._offset_by_controller:
             self._judge()
-
-
-REGISTER_RETRY_MS = 200
-PROGRESS_MS = 50
-"""Interval at which the loop shows the heartbeats its progress and that of the image (rule M7)."""
-PROOF_MARGIN_MS = 1_000
-"""Time before the end of a session at which a proof ends; in very short sessions a proof lasts for
-a sixth of the session (rule G3)."""
 
 
 class Lifecycle:
@@ -472,7 +481,7 @@ class Lifecycle:
         """Keep the content of the heartbeats current until the registration has ended."""
         at_once = True
         last_report: tuple[tuple[DamagedReplica, ...], int] = ((), 0)
-        with self._controllers.heartbeats(self._heard) as heartbeats:
+        with self._controllers.heartbeats(self._take_answer) as heartbeats:
             while not self._has_registration_ended(epoch):
                 self._heartbeat_wanted.clear()  # a request from here on gets a heartbeat of its own
                 self._content_number += 1
@@ -504,7 +513,7 @@ class Lifecycle:
         self._was_silent = silent
         return silent
 
-    def _heard(self, answer: HeartbeatAnswer, sent_ms: int) -> None:
+    def _take_answer(self, answer: HeartbeatAnswer, sent_ms: int) -> None:
         """Take an answer, on the loop and only here, so that the newest image judges it."""
         self.controller_clock.note_controller_time(
             answer.wall_ms, sent_ms, answer.controller_id, is_active=answer.is_active

@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from raft_metadata.common.ids import BrokerId, Claim, LeaderEpoch, PartitionId, TopicIdPartition
 
 
+LOOKUPS_MAX = 100
+"""Look-ups that wait for their turn. Long ones take turns: each may hold a batch of 65 MB."""
+LOOKUP_TIMEOUT_MS = 30_000
+"""Time for a look-up, including its wait for a turn: those before it end by their own time-outs, so
+none takes longer. A log whose times go up and down may have to be read through, at some 500,000
+batches a second."""
 CALLS_PER_TURN = 200
 """Calls in one turn of the loop. Each writes an answer in about 25 µs: 5 ms in all."""
 
@@ -191,14 +197,6 @@ def split_packed(found: Sequence[Piece]) -> tuple[Sequence[BatchSlice], Sequence
 def _finish(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-LOOKUPS_MAX = 100
-"""Look-ups that wait for their turn. Long ones take turns: each may hold a batch of 65 MB."""
-LOOKUP_TIMEOUT_MS = 30_000
-"""Time for a look-up, including its wait for a turn: those before it end by their own time-outs, so
-none takes longer. A log whose times go up and down may have to be read through, at some 500,000
-batches a second."""
 
 
 class TimeLookups:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
 
 
+BOOT_ID_FILE = "boot-id"
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 FILE = "page-cache-topics"
 SYNC_CHECK_MS = 200
 """Interval of checks whether the logs of a topic that became ``ack`` are durable."""
@@ -162,10 +164,6 @@ def _is_durable(waiting: tuple[PartitionLog, int]) -> bool:
     """Return whether a log has synced up to that offset, or has nothing more to sync."""
     log, end = waiting
     return log.failed is not None or log.durable_end >= min(end, log.log_end_offset)
-
-
-BOOT_ID_FILE = "boot-id"
-BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
 def check_log_directory(data_dir: Path) -> None:
