@@ -15,7 +15,7 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 from functools import partial
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.report import machine
@@ -25,6 +25,7 @@ from broker.server.forwarded_produce import ForwardedProduces
 from broker.server.local_partitions import Append
 from broker.server.peer_requests import PeerRequests
 from broker.server.requests import ACKS_ALL
+from broker.server.router import LeaderRouter
 from http_api.node.node_start import run_loop
 from http_api.peer.peer_channel import TcpPeerChannel
 from http_api.peer.peer_server import PeerServer
@@ -91,6 +92,13 @@ class Tasks(PeerRequests):
         return False
 
 
+class CallsOnly(TcpPeerChannel):
+    """Peer channel that posts nothing, so that each request is a task."""
+
+    def post(self, *_: object) -> None:
+        return None
+
+
 class Ids:
     """Replacement of the controllers as a source of producer ids."""
 
@@ -141,24 +149,15 @@ def _image(peer: str, partitions: int) -> MetadataImage:
 async def crossing(partitions: int, *, tasks: bool) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Run one turn: a produce for each partition, until all are answered."""
     nobody = cast("Any", None)
-    services = (Tasks if tasks else PeerRequests)(
-        cast("Any", Log()), nobody, nobody, nobody, nobody
-    )
+    services = (Tasks if tasks else PeerRequests)(cast("Any", Log()), *[nobody] * 6)
     server = PeerServer("127.0.0.1:0", broker_id=THERE, cluster_id=CLUSTER, services=services)
     await server.start()
-    peers = TcpPeerChannel(broker_id=HERE, cluster_id=CLUSTER)
+    peers = (CallsOnly if tasks else TcpPeerChannel)(broker_id=HERE, cluster_id=CLUSTER)
     image = _image(server.address, partitions)
-
-    async def forward(
-        _partition: object, _to: object, kind: int, body: bytes, timeout_ms: int
-    ) -> bytes:
-        async with asyncio.timeout(timeout_ms / 1000 + 1):
-            return await peers.call(THERE, server.address, kind, body, timeout_ms)
-
+    router = LeaderRouter(cast("Any", SimpleNamespace(image=image)), peers, SystemClock())
     forwards = ForwardedProduces(
-        HERE, lambda: image, nobody, cast("Any", Ids()), forward, SystemClock(),
-        None if tasks else peers.post,
-    )  # fmt: skip
+        HERE, lambda: image, nobody, cast("Any", Ids()), router, peers, SystemClock()
+    )
     running = asyncio.get_running_loop().create_task(forwards.run())
     await asyncio.sleep(0)
     assert await forwards.acquire_producer_id(ACKS_ALL)

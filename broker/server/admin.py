@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from broker.server import peer_codec
 from broker.server.local_partitions import local_progress
+from broker.server.metadata_requests import live_brokers
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.requests import OwnFacts, PartitionProgress
 from broker.server.topics import check_not_internal
@@ -32,7 +33,6 @@ from raft_metadata.records.commands import (
     MetadataUpgraded,
     PartitionsAdded,
 )
-from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -49,6 +49,12 @@ if TYPE_CHECKING:
 DELETE_TIMEOUT_MS = 10_000
 """Time for the new log start to become durable on every replica that may lead next. A replica that
 died has left the in-sync replicas long before, with the default ``replica_lag_time_max_ms``."""
+PEER_TIMEOUT_MS = 2_000
+"""Time for another broker to answer; after that its facts count as not available."""
+PROGRESS_PARTITIONS_MAX = 10_000
+"""Partitions whose progress one request returns: a page of 2 MB."""
+
+_log = logging.getLogger("broker.admin")
 
 
 class RecordDeletion:
@@ -76,53 +82,28 @@ class RecordDeletion:
             KafkaError: OFFSET_OUT_OF_RANGE, or the error of the leader. Its outcome is unknown
                 if that of any attempt was.
         """
-        doubt: KafkaError | None = None
 
         async def attempt(registration: PartitionRegistration, timeout_ms: int) -> int:
-            nonlocal doubt
-            try:
-                return await self._ask(partition, registration, before_offset, timeout_ms)
-            except KafkaError as error:
-                if error.outcome is Outcome.UNKNOWN:
-                    doubt = error
-                raise
+            if registration.leader == self._broker_id:
+                return await self._trimming.delete_records(partition, before_offset, timeout_ms)
+            body = peer_codec.encode_delete_records(partition, before_offset)
+            answer = await self._router.forward(
+                partition, registration, PeerRequestKind.DELETE_RECORDS, body, timeout_ms
+            )
+            return peer_codec.decode_log_start(answer)
 
         deadline_ms = self._clock.monotonic_ms() + DELETE_TIMEOUT_MS
+        doubts: list[KafkaError] = []
         try:
             return await self._router.routed(
-                partition, attempt, deadline_ms, pure=before_offset >= 0
+                partition, attempt, deadline_ms, repeat_unknown=before_offset >= 0, doubts=doubts
             )
         except KafkaError as error:
-            if doubt is None:
+            if not doubts:
                 raise
             if error.code is ErrorCode.LEADER_NOT_AVAILABLE:
-                raise doubt from error
+                raise doubts[-1] from error
             raise KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN) from error
-
-    async def _ask(
-        self,
-        partition: TopicIdPartition,
-        registration: PartitionRegistration,
-        before_offset: int,
-        timeout_ms: int,
-    ) -> int:
-        if registration.leader == self._broker_id:
-            return await self._trimming.delete_records(partition, before_offset, timeout_ms)
-        body = peer_codec.encode_delete_records(partition, before_offset)
-        answer = await self._router.forward(
-            partition, registration, PeerRequestKind.DELETE_RECORDS, body, timeout_ms
-        )
-        return peer_codec.decode_log_start(answer)
-
-
-_log = logging.getLogger("broker.admin")
-
-COMMAND_TIMEOUT_MS = 5_000
-"""Time to find an active controller: an election takes about one second."""
-PEER_TIMEOUT_MS = 2_000
-"""Time for another broker to answer; after that its facts count as not available."""
-PROGRESS_PARTITIONS_MAX = 10_000
-"""Partitions whose progress one request returns: a page of 2 MB."""
 
 
 class AdminRequests:
@@ -161,7 +142,7 @@ class AdminRequests:
             self._check_growth(command)
             before = self._loader.image.topic(command.topic)
             partitions_before = 0 if before is None else len(before.partitions)
-        answer: A = await self._controllers.execute(command, COMMAND_TIMEOUT_MS)
+        answer: A = await self._controllers.execute(command)
         if getattr(command, "validate_only", False):
             return answer
         try:
@@ -174,18 +155,12 @@ class AdminRequests:
                     await self._loader.wait_for(answer.next_offset)
                 if isinstance(command, AlterConfigs) and isinstance(answer, AlterAnswer):
                     # in force on every live broker, not only on the one that got the request
-                    await self._topics.until_known(self._live(), answer.next_offset)
+                    live = live_brokers(self._loader.image)
+                    await self._topics.until_known(live, answer.next_offset)
         except TimeoutError:
             text = "the change is recorded, but this broker has not applied it yet"
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
         return answer
-
-    def _live(self) -> list[BrokerId]:
-        return [
-            broker.broker_id
-            for broker in self._loader.image.brokers.values()
-            if broker.state in {BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN}
-        ]
 
     def _check_growth(self, command: AddPartitions) -> None:
         check_not_internal(command.topic)  # groups are spread over the first number of partitions

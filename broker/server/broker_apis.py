@@ -119,7 +119,7 @@ class RoutedBrokerApis:
         self._producer_ids = ProducerIds(config.broker_id, lifecycle, controllers)
         self.forwarded = ForwardedProduces(
             config.broker_id, lambda: self.image, local, self._producer_ids,
-            self.router.forward, clock, peers.post,
+            self.router, peers, clock,
         )  # fmt: skip
         self.direct = DirectRequests(config, local, loader, self._configs, self.forwarded)
         self._produces = ProduceRouting(config.broker_id, local, self.router, self.forwarded, clock)

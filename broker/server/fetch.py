@@ -17,7 +17,7 @@ from broker.server import peer_codec
 from broker.server.local_partitions import LocalPartitions, Read, Reads, ServingReplica
 from broker.server.peer_codec import PeerRequestKind
 from raft_metadata.common.configs.table import REPLICA_SELECTOR
-from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.image.metadata_image import broker_layers
 from raft_metadata.records.records import BrokerState
 
@@ -26,19 +26,11 @@ if TYPE_CHECKING:
     from broker.ports import PeerChannel
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
-    from broker.server.requests import FetchRequest, FetchResult
-    from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import BrokerId, TopicIdPartition
-    from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
-
-
-if TYPE_CHECKING:
-    from broker.config import BrokerConfig
     from broker.server.requests import FetchRequest, FetchResult, OffsetsResult
     from broker.server.router import LeaderRouter
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import PartitionId, TopicIdPartition, TopicName
-    from raft_metadata.image.metadata_image import PartitionRegistration
+    from raft_metadata.common.ids import BrokerId, PartitionId, TopicIdPartition, TopicName
+    from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
 
     Existing = Callable[[TopicName, PartitionId], Awaitable[TopicIdPartition]]
 
@@ -53,6 +45,8 @@ ANSWER_GRACE_MS: Final = 1_000
 that hangs delays a read by no more than this."""
 TIME_LOOKUP_MS: Final = 5_000
 """`ANSWER_GRACE_MS` of a look-up by time, which may have to read much of the log."""
+ANSWER_MARGIN_MS: Final = 1_000
+"""Time beyond the requested wait for a follower's answer; after that the leader serves the read."""
 
 
 class ReadRouting:
@@ -66,7 +60,7 @@ class ReadRouting:
         config: BrokerConfig,
         local: LocalPartitions,
         existing: Existing,
-        routing: LeaderRouter,
+        router: LeaderRouter,
         follower_reads: FollowerReads,
         clock: Clock,
     ) -> None:
@@ -75,7 +69,7 @@ class ReadRouting:
         self._limits = config.limits
         self._local = local
         self._existing = existing
-        self._routing = routing
+        self._router = router
         self._follower_reads = follower_reads
         self._clock = clock
 
@@ -106,12 +100,12 @@ class ReadRouting:
                 return await self._local.fetch(read)
             grace_ms = ANSWER_GRACE_MS if request.timestamp_ms is None else TIME_LOOKUP_MS
             body = peer_codec.encode_fetch(read)
-            answer = await self._ask(
-                partition, registration, PeerRequestKind.FETCH, body, wait_ms + grace_ms
+            answer = await self._router.forward(
+                partition, registration, PeerRequestKind.FETCH, body, wait_ms + grace_ms, grace_ms=0
             )
             return peer_codec.decode_fetch(answer)
 
-        return await self._routing.routed(partition, attempt, deadline_ms, pure=True)
+        return await self._router.routed(partition, attempt, deadline_ms, repeat_unknown=True)
 
     async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
         """Return both ends of a partition, as its leader reports them."""
@@ -122,37 +116,12 @@ class ReadRouting:
             if registration.leader == self._broker_id:
                 return self._local.offsets(place)
             body = peer_codec.encode_offsets(place)
-            answer = await self._ask(
-                place, registration, PeerRequestKind.OFFSETS, body, ANSWER_GRACE_MS
+            answer = await self._router.forward(
+                place, registration, PeerRequestKind.OFFSETS, body, ANSWER_GRACE_MS, grace_ms=0
             )
             return peer_codec.decode_offsets(answer)
 
-        return await self._routing.routed(place, attempt, deadline_ms, pure=True)
-
-    async def _ask(
-        self,
-        partition: TopicIdPartition,
-        registration: PartitionRegistration,
-        kind: int,
-        body: bytes,
-        within_ms: int,
-    ) -> bytes:
-        """Return the leader's answer, which is awaited for exactly `within_ms`.
-
-        A read that is given up leaves nothing behind: the error has outcome NOT_WRITTEN.
-        """
-        try:
-            async with asyncio.timeout(within_ms / 1000):
-                return await self._routing.forward(partition, registration, kind, body, within_ms)
-        except TimeoutError:
-            text = f"broker {registration.leader}, the leader, did not answer within {within_ms} ms"
-            raise KafkaError(
-                ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN
-            ) from None
-
-
-ANSWER_MARGIN_MS = 1_000
-"""Time beyond the requested wait for a follower's answer; after that the leader serves the read."""
+        return await self._router.routed(place, attempt, deadline_ms, repeat_unknown=True)
 
 
 class FollowerReads:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.ports import PeerRequest
 from broker.record.batch import RecordFormat
@@ -23,6 +23,7 @@ from broker.server import peer_codec
 from broker.server.local_partitions import Append
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.requests import ACKS_ALL
+from broker.server.router import DEPOSED_GRACE_MS
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.sequenced_sender import (
     Done,
@@ -33,13 +34,14 @@ from raft_metadata.common.sequenced_sender import (
 from raft_metadata.records.commands import AllocateProducerIds
 
 if TYPE_CHECKING:
-    from broker.ports import ControllerChannel, PeerCall
+    from broker.ports import ControllerChannel, PeerCall, PeerChannel
     from broker.record.lines import ProduceRecord
     from broker.server.lifecycle import Lifecycle
     from broker.server.local_partitions import LocalPartitions
+    from broker.server.router import LeaderRouter
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import BrokerId, LeaderEpoch, TopicIdPartition
-    from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
+    from raft_metadata.image.metadata_image import MetadataImage
 
 
 ATTEMPT_MS_MIN = 250
@@ -53,8 +55,6 @@ LATE_GRACE_MS = 100
 whether the records are written."""
 EXPIRY_STEP_MS = 10
 """Longest delay of an expiry: with 20,000 produces waiting, a look at all of them takes 2 ms."""
-DEPOSED_GRACE_MS = 500
-"""Time for a leader that was deposed meanwhile to answer."""
 POSTED_BYTES_MAX = 65_536
 """Size of a request from which it is sent at once, with those gathered for its broker: the
 connection then shows whether it can take more."""
@@ -80,34 +80,13 @@ class PlacedRecords(NamedTuple):
     error: KafkaError | None = None
 
 
-class Forward(Protocol):
-    """Function that sends a request one hop and returns the answer: `RoutedBrokerApis.forward`."""
-
-    async def __call__(
-        self,
-        partition: TopicIdPartition,
-        registration: PartitionRegistration,
-        kind: int,
-        body: bytes,
-        timeout_ms: int,
-    ) -> bytes: ...
-
-
-class Post(Protocol):
-    """Function that sends requests one hop without a task: `broker.ports.PeerChannel.post`."""
-
-    def __call__(
-        self, broker_id: BrokerId, peer: str, requests: Sequence[PeerRequest]
-    ) -> Sequence[PeerCall] | None: ...
-
-
 class LeaderQueue:
     """Produces of one partition that wait for its leader: sender, timers and posted batches.
 
     Owned by `ForwardedProduces`, until the topic is deleted.
     """
 
-    __slots__ = ("asks_id", "calls", "channel", "expiry", "expiry_ms", "partition", "pause")
+    __slots__ = ("asks_id", "calls", "channel", "expiry", "partition", "pause")
 
     def __init__(self, partition: TopicIdPartition, producer_id: int) -> None:
         self.partition = partition
@@ -115,17 +94,26 @@ class LeaderQueue:
         self.calls: dict[InFlightBatch, tuple[PeerCall, LeaderEpoch]] = {}
         """Posted batches without an answer, each with the leader epoch that it was sent to."""
         self.pause: asyncio.TimerHandle | None = None
-        self.expiry: asyncio.TimerHandle | None = None
-        self.expiry_ms = 0
+        """Timer that ends the pause before the next attempt; None: batches may be sent."""
+        self.expiry: _Expiry | None = None
+        """Timer of the earliest deadline; None: no produce waits."""
         self.asks_id = False
         """A producer id is requested, or the last request failed less than `ID_RETRY_S` ago."""
 
     def stop_timers(self) -> None:
         """Cancel all timers, because nothing is sent any more."""
-        for timer in (self.pause, self.expiry):
-            if timer is not None:
-                timer.cancel()
+        if self.pause is not None:
+            self.pause.cancel()
+        if self.expiry is not None:
+            self.expiry.timer.cancel()
         self.pause = self.expiry = None
+
+
+class _Expiry(NamedTuple):
+    """Timer of a queue's earliest deadline, on the monotonic clock."""
+
+    timer: asyncio.TimerHandle
+    deadline_ms: int
 
 
 class _Posting(NamedTuple):
@@ -152,16 +140,16 @@ class ForwardedProduces:
         image: Callable[[], MetadataImage],
         local: LocalPartitions,
         ids: ProducerIds,
-        forward: Forward,
+        router: LeaderRouter,
+        peers: PeerChannel,
         clock: Clock,
-        post: Post | None = None,
     ) -> None:
         self._broker_id = broker_id
         self._image = image
         self._local = local
         self._ids = ids
-        self._forward = forward
-        self._post = post
+        self._router = router
+        self._peers = peers
         self._clock = clock
         self._tasks: asyncio.TaskGroup | None = None
         self._queues: dict[tuple[TopicIdPartition, bool], LeaderQueue] = {}
@@ -169,9 +157,6 @@ class ForwardedProduces:
         """Queues that may have something to send at the end of this turn of the loop."""
         self._postings: dict[tuple[BrokerId, str], list[_Posting]] = {}
         """Requests of this turn, by broker and its address."""
-        self._paused: set[LeaderQueue] = set()
-        self._posted: set[LeaderQueue] = set()
-        """Queues with posted batches that have no answer yet."""
         self._waiting = 0
         self._waiting_bytes = 0
         self._producer_ids: dict[bool, int] = {}
@@ -281,7 +266,7 @@ class ForwardedProduces:
         self._waiting_bytes += len(text)
         kind = (request.key_format, request.value_format, request.acks)
         queue.channel.add(PendingProduce(text, count, kind, deadline_ms, done))
-        if queue.expiry is None or deadline_ms < queue.expiry_ms:
+        if queue.expiry is None or deadline_ms < queue.expiry.deadline_ms:
             self._expire_at(queue, deadline_ms)
         self._pump_soon(queue)
 
@@ -292,10 +277,13 @@ class ForwardedProduces:
 
     def _pump_added(self) -> None:
         added, self._added = self._added, {}
+        tasks = self._tasks
+        if tasks is None:
+            return  # stopped: `run` has given up all produces
         for queue in added:
-            self._pump(queue)
+            self._pump(queue, tasks)
         for broker_id, peer in list(self._postings):
-            self._post_all(broker_id, peer)
+            self._post_all(broker_id, peer, tasks)
 
     def _queue_of(self, partition: TopicIdPartition, acks: int) -> LeaderQueue:
         key = (partition, acks == ACKS_ALL)
@@ -318,10 +306,13 @@ class ForwardedProduces:
 
     def image_changed(self) -> None:
         """Resume queues that wait for a leader; shorten the wait for answers of deposed leaders."""
-        for queue in list(self._paused):
-            self._resume(queue)
-        for queue in self._posted:
-            registration = self._image().partition(*queue.partition)
+        image = self._image()
+        for queue in self._queues.values():
+            if queue.pause is not None:
+                self._resume(queue)
+            if not queue.calls:
+                continue
+            registration = image.partition(*queue.partition)
             for call, epoch in queue.calls.values():
                 if registration is not None and registration.leader_epoch > epoch:
                     call.hasten(DEPOSED_GRACE_MS)
@@ -330,19 +321,18 @@ class ForwardedProduces:
         if queue.pause is not None:
             queue.pause.cancel()
             queue.pause = None
-        self._paused.discard(queue)
         self._pump_soon(queue)
 
     def _expire_at(self, queue: LeaderQueue, deadline_ms: int) -> None:
         if queue.expiry is not None:
-            queue.expiry.cancel()
+            queue.expiry.timer.cancel()
         delay_s = max(EXPIRY_STEP_MS, deadline_ms - self._clock.monotonic_ms()) / 1000
-        queue.expiry_ms = deadline_ms
-        queue.expiry = asyncio.get_running_loop().call_later(delay_s, self._expire, queue)
+        timer = asyncio.get_running_loop().call_later(delay_s, self._expire, queue)
+        queue.expiry = _Expiry(timer, deadline_ms)
 
     def _expire(self, queue: LeaderQueue) -> None:
         if queue.expiry is not None:
-            queue.expiry.cancel()
+            queue.expiry.timer.cancel()
             queue.expiry = None
         queue.channel.expire(self._clock.monotonic_ms())
         following = queue.channel.next_deadline_ms()
@@ -352,17 +342,17 @@ class ForwardedProduces:
 
     # sending
 
-    def _pump(self, queue: LeaderQueue) -> None:
+    def _pump(self, queue: LeaderQueue, tasks: asyncio.TaskGroup) -> None:
         """Send all batches of a queue that may be sent now."""
-        if queue.pause is not None or self._tasks is None:
+        if queue.pause is not None:
             return
         while queue.pause is None and (batch := queue.channel.due()) is not None:
             may_begin = queue.channel.is_head(batch)
-            if not self._prepare_post(queue, batch, may_begin=may_begin):
-                self._tasks.create_task(self._send(queue, batch, may_begin=may_begin))
+            if not self._prepare_post(queue, batch, tasks, may_begin=may_begin):
+                tasks.create_task(self._send(queue, batch, may_begin=may_begin))
         if queue.channel.needs_producer_id and not queue.asks_id:
             queue.asks_id = True
-            self._tasks.create_task(self._request_spare_id(queue))
+            tasks.create_task(self._request_spare_id(queue))
 
     async def _request_spare_id(self, queue: LeaderQueue) -> None:
         try:
@@ -373,11 +363,18 @@ class ForwardedProduces:
         queue.asks_id = False
         self._expire(queue)
 
-    def _prepare_post(self, queue: LeaderQueue, batch: InFlightBatch, *, may_begin: bool) -> bool:
+    def _prepare_post(
+        self,
+        queue: LeaderQueue,
+        batch: InFlightBatch,
+        tasks: asyncio.TaskGroup,
+        *,
+        may_begin: bool,
+    ) -> bool:
         """Have a batch posted at the end of this turn; return False if it can't be posted."""
         image = self._image()
         registration = image.partition(*queue.partition)
-        if self._post is None or registration is None or registration.leader == self._broker_id:
+        if registration is None or registration.leader == self._broker_id:
             return False
         leader = image.brokers.get(registration.leader)
         if leader is None:
@@ -389,34 +386,30 @@ class ForwardedProduces:
         posting = _Posting(queue, batch, may_begin, registration.leader_epoch, request)
         self._postings.setdefault((leader.broker_id, leader.peer), []).append(posting)
         if len(frame) >= POSTED_BYTES_MAX:
-            self._post_all(leader.broker_id, leader.peer)
+            self._post_all(leader.broker_id, leader.peer, tasks)
         return True
 
-    def _post_all(self, broker_id: BrokerId, peer: str) -> None:
+    def _post_all(self, broker_id: BrokerId, peer: str, tasks: asyncio.TaskGroup) -> None:
         postings = self._postings.pop((broker_id, peer))
-        assert self._post is not None
-        assert self._tasks is not None
+        requests = [posting.request for posting in postings]
         try:
-            calls = self._post(broker_id, peer, [posting.request for posting in postings])
+            calls = self._peers.post(broker_id, peer, requests)
         except Exception as error:  # noqa: BLE001 as in `_send`: these fail, the others go on
             for queue, batch, *_ in postings:
                 self._finish_attempt(queue, batch, -1, self._unexpected_error(queue, error))
             return
         if calls is None:
             for queue, batch, may_begin, *_ in postings:
-                self._tasks.create_task(self._send(queue, batch, may_begin=may_begin))
+                tasks.create_task(self._send(queue, batch, may_begin=may_begin))
             return
         for posting, call in zip(postings, calls, strict=True):
             posting.queue.calls[posting.batch] = (call, posting.epoch)
-            self._posted.add(posting.queue)
 
     def _take_answer(
         self, queue: LeaderQueue, batch: InFlightBatch, body: bytes, error: KafkaError | None
     ) -> None:
         """Take the answer to a posted batch."""
         queue.calls.pop(batch, None)
-        if not queue.calls:
-            self._posted.discard(queue)
         if self._tasks is None:
             return  # stopped: `run` has given up all produces
         base_offset = -1
@@ -461,7 +454,6 @@ class ForwardedProduces:
             unknown = error.outcome is Outcome.UNKNOWN
             pause_s = PAUSE_UNKNOWN_S if unknown else PAUSE_REFUSED_S
             queue.pause = asyncio.get_running_loop().call_later(pause_s, self._resume, queue)
-            self._paused.add(queue)
 
     async def _attempt(
         self, partition: TopicIdPartition, batch: InFlightBatch, *, may_begin: bool
@@ -482,7 +474,7 @@ class ForwardedProduces:
             return await self._local.append(replace(append, records=records))
         frame = peer_codec.encode_claimed(append, *_body(batch))
         kind = PeerRequestKind.APPEND_CLAIMED
-        answer = await self._forward(partition, registration, kind, frame, append.timeout_ms)
+        answer = await self._router.forward(partition, registration, kind, frame, append.timeout_ms)
         return peer_codec.decode_base_offset(answer)
 
     def _request(
@@ -535,10 +527,6 @@ def _encode_arrays(records: Sequence[ProduceRecord]) -> list[tuple[bytes, int]]:
     return [*_encode_arrays(records[:half]), *_encode_arrays(records[half:])]
 
 
-ALLOCATE_TIMEOUT_MS = 5_000
-"""Time to find an active controller: an election takes about one second."""
-
-
 class ProducerIds:
     """Producer ids out of blocks from the controllers, each handed out once. On the broker's loop.
 
@@ -575,7 +563,7 @@ class ProducerIds:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "this broker is not registered yet")
         command = AllocateProducerIds(broker_id=self._broker_id, broker_epoch=epoch)
         try:
-            block = await self._controllers.execute(command, ALLOCATE_TIMEOUT_MS)
+            block = await self._controllers.execute(command)
         except KafkaError as error:
             text = f"no producer ids from the active controller: {error.message}"
             raise KafkaError(error.code, text, outcome=Outcome.NOT_WRITTEN) from error

@@ -9,7 +9,7 @@ are added here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -160,11 +160,11 @@ class GroupRequests:
             )
             return group_messages.decode_answer(sent, answer)
 
-        pure = isinstance(request, group_messages.PURE_READS)
-        return await self._until_led(partition, attempt, deadline_ms, pure=pure)
+        is_read = isinstance(request, group_messages.PURE_READS)
+        return await self._until_led(partition, attempt, deadline_ms, is_read=is_read)
 
     async def _until_led(
-        self, partition: TopicIdPartition, attempt: Attempt[T], deadline_ms: int, *, pure: bool
+        self, partition: TopicIdPartition, attempt: Attempt[T], deadline_ms: int, *, is_read: bool
     ) -> T:
         async def patient(registration: PartitionRegistration, timeout_ms: int) -> T:
             try:
@@ -176,7 +176,9 @@ class GroupRequests:
                 raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from error
 
         try:
-            return await self._router.routed(partition, patient, deadline_ms, pure=pure)
+            return await self._router.routed(
+                partition, patient, deadline_ms, repeat_unknown=is_read
+            )
         except KafkaError as error:
             if error.code is not ErrorCode.LEADER_NOT_AVAILABLE:
                 raise
@@ -234,11 +236,11 @@ class GroupRequests:
         if topic is None:
             return []
         deadline_ms = self._clock.monotonic_ms() + READ_TIMEOUT_MS
-        found = await _await_all(
-            [
+        found = await asyncio.gather(
+            *(
                 self._list(TopicIdPartition(topic.topic_id, PartitionId(number)), deadline_ms)
                 for number in range(topic.partitions_count)
-            ]
+            )
         )
         return sorted((group for groups in found for group in groups), key=lambda one: one.group)
 
@@ -256,7 +258,7 @@ class GroupRequests:
             )
             return group_messages.decode_groups(answer)
 
-        return await self._until_led(partition, attempt, deadline_ms, pure=True)
+        return await self._until_led(partition, attempt, deadline_ms, is_read=True)
 
     # lags
 
@@ -268,7 +270,7 @@ class GroupRequests:
             if self._clock.monotonic_ms() >= deadline_ms:
                 return (*done, *rows[at:])
             wave = rows[at : at + LAGS_AT_ONCE]
-            done += await _await_all([self._with_end(row) for row in wave])
+            done += await asyncio.gather(*map(self._with_end, wave))
         return tuple(done)
 
     async def _with_end(self, row: GroupOffsetRow) -> GroupOffsetRow:
@@ -277,11 +279,6 @@ class GroupRequests:
         except KafkaError:
             return row
         return replace(row, end_offset=ends.end_offset)
-
-
-async def _await_all(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all calls at once; raise the first error."""
-    return list(await asyncio.gather(*calls))
 
 
 def _poll_wait_ms(poll: Poll | None) -> int:

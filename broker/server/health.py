@@ -1,20 +1,17 @@
 """The cluster's health: a verdict and its reasons, from an image, the quorum and brokers' reports.
 
-`MetadataRequests` calls `ask_for_damage`, `tally_partitions` and `judge`, in this order. An image
-does not show which leaders have damaged logs, so these are collected from the brokers that lead.
-All but the collection is pure.
+`MetadataRequests` calls `total_damage`, `tally_partitions` and `judge`, in this order. An image
+does not show which leaders have damaged logs, so `MetadataRequests` collects their reports. Pure.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
-from raft_metadata.common.errors import KafkaError
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 from raft_metadata.records.quorum_view import ControllerState
 from raft_metadata.records.records import BrokerState, DrainScope
@@ -23,11 +20,9 @@ if TYPE_CHECKING:
     from raft_metadata.common.ids import BrokerId, TopicIdPartition
 
 
-NAMED_MAX: Final = 100
+DAMAGED_NAMED_MAX: Final = 100
 """Damaged partitions that a broker names to another one; the others are counted."""
 REASON_CHARACTERS_MAX: Final = 300
-ASK_TIMEOUT_MS: Final = 1_000
-"""Time for a broker's report of its damage; a page does not wait longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +31,6 @@ class Damage:
 
     count: int
     partitions: tuple[tuple[TopicIdPartition, str], ...]
-
-
-AskDamage = Callable[["BrokerId"], Awaitable[Damage]]
-"""Returns a broker's own report."""
 
 
 class DamagedLeader(NamedTuple):
@@ -53,7 +44,7 @@ class DamagedLeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TotalDamage:
-    """Sum of all brokers' reports of damage."""
+    """Sum of all live brokers' reports of damage."""
 
     count: int = 0
     named: tuple[DamagedLeader, ...] = ()
@@ -64,30 +55,13 @@ def damage_led_here(
 ) -> Damage:
     """Return those of these damaged replicas that lead."""
     led = [(where, why[:REASON_CHARACTERS_MAX]) for where, why in damaged.items() if leads(where)]
-    return Damage(count=len(led), partitions=tuple(led[:NAMED_MAX]))
+    return Damage(count=len(led), partitions=tuple(led[:DAMAGED_NAMED_MAX]))
 
 
-async def ask_for_damage(image: MetadataImage, ask: AskDamage) -> TotalDamage:
-    """Return the sum of the damage that all live brokers report, requested at once."""
-    living = {BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN}
-    live = [broker.broker_id for broker in image.brokers.values() if broker.state in living]
-    answers = await asyncio.gather(*(_ask(broker, ask) for broker in live))
-    return _total(image, zip(live, answers, strict=True))
-
-
-async def _ask(broker: BrokerId, ask: AskDamage) -> Damage | None:
-    try:
-        async with asyncio.timeout(ASK_TIMEOUT_MS / 1000):
-            return await ask(broker)
-    except (KafkaError, TimeoutError):
-        return None  # the image shows whether that broker is fenced
-
-
-def _total(image: MetadataImage, answers: Iterable[tuple[BrokerId, Damage | None]]) -> TotalDamage:
+def total_damage(image: MetadataImage, reports: Iterable[tuple[BrokerId, Damage]]) -> TotalDamage:
+    """Return the sum of brokers' reports, without partitions that they do not lead any more."""
     count, named = 0, []
-    for broker, reported in answers:
-        if reported is None:
-            continue
+    for broker, reported in reports:
         count += reported.count
         for where, reason in reported.partitions:
             topic = image.topics.get(where.topic_id)

@@ -13,29 +13,36 @@ from typing import TYPE_CHECKING, Protocol
 from broker.server.health import (
     ClusterHealth,
     PartitionTallies,
-    ask_for_damage,
+    TotalDamage,
     judge,
     tally_partitions,
+    total_damage,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import NodeId
 from raft_metadata.image.image_view import Plain, image_at
 from raft_metadata.records.commands import FetchMetadata
+from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel
-    from broker.server.health import AskDamage
+    from broker.server.health import Damage
     from broker.server.metadata_loader import MetadataLoader
-    from raft_metadata.common.ids import MetadataOffset
+    from raft_metadata.common.ids import BrokerId, MetadataOffset
     from raft_metadata.image.metadata_image import MetadataImage
     from raft_metadata.records.commands import FetchMetadataAnswer, MetadataBatch
     from raft_metadata.records.quorum_view import ControllerState
 
+    AskDamage = Callable[[BrokerId], Awaitable[Damage]]
+    """Returns a broker's own report."""
+
 CONTROLLER_TIMEOUT_MS = 1_000
 """Time for a controller's answer; a slower one is shown as unreachable, so that pages are quick."""
+DAMAGE_TIMEOUT_MS = 1_000
+"""Time for a broker's report of its damage; a page does not wait longer."""
 MAX_LOG_WAIT_MS = 30_000
 """Longest long poll of the log."""
 MAX_LOG_READERS = 100
@@ -227,3 +234,28 @@ def _leader(states: Iterable[ControllerState]) -> ControllerState | None:
     """Return the active controller of the highest term; a deposed one may not know that yet."""
     active = [state for state in states if state.is_active]
     return max(active, key=lambda state: state.term, default=None)
+
+
+def live_brokers(image: MetadataImage) -> list[BrokerId]:
+    """Return the brokers that serve requests: neither fenced nor still starting."""
+    live = {BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN}
+    return [broker.broker_id for broker in image.brokers.values() if broker.state in live]
+
+
+async def ask_for_damage(image: MetadataImage, ask: AskDamage) -> TotalDamage:
+    """Return the sum of the damage that all live brokers report, requested at once.
+
+    A broker that does not answer counts for nothing: the image shows whether it is fenced.
+    """
+
+    async def report_of(broker: BrokerId) -> Damage | None:
+        try:
+            async with asyncio.timeout(DAMAGE_TIMEOUT_MS / 1000):
+                return await ask(broker)
+        except (KafkaError, TimeoutError):
+            return None
+
+    live = live_brokers(image)
+    reports = await asyncio.gather(*map(report_of, live))
+    answered = [(broker, each) for broker, each in zip(live, reports, strict=True) if each]
+    return total_damage(image, answered)

@@ -37,6 +37,18 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 
 
+REFUSED_WHOLE = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.INVALID_TIMESTAMP,
+    }
+)
+"""Refusals of a producer's claim, which concern the request and not single records."""
 _NULL_LENGTH = len(NULL)
 
 
@@ -93,20 +105,6 @@ def _timestamp_refusal(timestamp: int | None, limits: TimestampLimits, now_ms: i
     return f"timestamp {timestamp}: now is {now_ms}, the topic takes at most {limit}"
 
 
-REFUSED_WHOLE = frozenset(
-    {
-        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-        ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
-        ErrorCode.POLICY_VIOLATION,
-        ErrorCode.MESSAGE_TOO_LARGE,
-        ErrorCode.INVALID_RECORD,
-        ErrorCode.INVALID_TIMESTAMP,
-    }
-)
-"""Refusals of a producer's claim, which concern the request and not single records."""
-
-
 class ProduceRouting:
     """Routing of one partition's records to its leader.
 
@@ -117,13 +115,13 @@ class ProduceRouting:
         self,
         broker_id: BrokerId,
         local: LocalPartitions,
-        routing: LeaderRouter,
+        router: LeaderRouter,
         forwarded: ForwardedProduces,
         clock: Clock,
     ) -> None:
         self._broker_id = broker_id
         self._local = local
-        self._routing = routing
+        self._router = router
         self._forwarded = forwarded
         self._clock = clock
 
@@ -150,13 +148,15 @@ class ProduceRouting:
                     if not _all_refused_for_producers(placed):
                         return placed
                 body = peer_codec.encode_append(now)
-                answer = await self._routing.forward(
+                answer = await self._router.forward(
                     append.partition, registration, PeerRequestKind.APPEND, body, timeout_ms
                 )
                 base = peer_codec.decode_base_offset(answer)
             return [PlacedRecords(len(append.records), base)]
 
-        return await self._routing.routed(append.partition, attempt, deadline_ms, pure=False)
+        return await self._router.routed(
+            append.partition, attempt, deadline_ms, repeat_unknown=False
+        )
 
     async def _append_claimed(self, append: Append, deadline_ms: int) -> int:
         """Append under a client's id; repeat attempts of unknown outcome until the deadline.
@@ -164,7 +164,7 @@ class ProduceRouting:
         The leader recognises a repeat. After an attempt of unknown outcome only another attempt's
         answer is certain (rule F1).
         """
-        doubt: list[KafkaError] = []
+        doubts: list[KafkaError] = []
 
         async def attempt(registration: PartitionRegistration, timeout_ms: int) -> int:
             try:
@@ -175,24 +175,22 @@ class ProduceRouting:
                 body = peer_codec.encode_claimed(now, peer_codec.encode_records(append.records))
                 repeat = append.refused is not None
                 kind = PeerRequestKind.REPEAT_CLAIMED if repeat else PeerRequestKind.APPEND_CLAIMED
-                answer = await self._routing.forward(
+                answer = await self._router.forward(
                     append.partition, registration, kind, body, now.timeout_ms
                 )
                 return peer_codec.decode_base_offset(answer)
             except KafkaError as error:
                 if append.refused is not None and error.code is ErrorCode.INVALID_RECORD:
                     raise append.refused from None
-                if error.outcome is not Outcome.UNKNOWN or error.code in REFUSED_WHOLE:
-                    raise
-                doubt.append(error)
-                again = ErrorCode.LEADER_NOT_AVAILABLE
-                raise KafkaError(again, error.message, outcome=Outcome.NOT_WRITTEN) from error
+                raise
 
         try:
-            return await self._routing.routed(append.partition, attempt, deadline_ms, pure=False)
+            return await self._router.routed(
+                append.partition, attempt, deadline_ms, repeat_unknown=True, doubts=doubts
+            )
         except KafkaError:
-            if doubt:
-                raise doubt[-1] from None
+            if doubts:
+                raise doubts[-1] from None
             raise
 
 

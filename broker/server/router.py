@@ -2,8 +2,9 @@
 
 Reads, produces, deletions and groups route through it. An attempt that surely did nothing is
 repeated until the deadline, at the leader that the image names by then; one of unknown outcome is
-repeated only if it is pure, which means that it reads (rule F1). A forward that is under way when
-its partition gets a newer leader epoch is given up soon, because the old leader may never answer.
+repeated only if the caller asks for it, because a second one does no harm (rule F1). A forward that
+is under way when its partition gets a newer leader epoch is given up soon, because the old leader
+may never answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from broker.server.forwarded_produce import DEPOSED_GRACE_MS
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import TopicIdPartition
 from raft_metadata.common.sequenced_sender import RETRIABLE_REFUSALS
@@ -29,6 +29,10 @@ T = TypeVar("T")
 Attempt = Callable[["PartitionRegistration", int], Awaitable[T]]
 """One attempt with a leader, and the milliseconds left for it."""
 
+DEPOSED_GRACE_MS = 500
+"""Time for a leader that was deposed meanwhile to answer."""
+FORWARD_GRACE_MS = 1_000
+"""Time beyond a forward's time-out for the leader's answer, unless the caller names another."""
 REROUTE_PAUSE_MS = 100
 """Longest pause before a refused attempt is made again; a new image ends it at once."""
 
@@ -46,11 +50,19 @@ class LeaderRouter:
         self._forwards: dict[TopicIdPartition, set[asyncio.Timeout]] = defaultdict(set)
 
     async def routed(
-        self, partition: TopicIdPartition, attempt: Attempt[T], deadline_ms: int, *, pure: bool
+        self,
+        partition: TopicIdPartition,
+        attempt: Attempt[T],
+        deadline_ms: int,
+        *,
+        repeat_unknown: bool,
+        doubts: list[KafkaError] | None = None,
     ) -> T:
         """Call `attempt` with the present leader until one attempt succeeds.
 
-        Raises LEADER_NOT_AVAILABLE at `deadline_ms`, on the monotonic clock.
+        With ``repeat_unknown`` that includes attempts of unknown outcome; for a write ``doubts``
+        takes their errors, so that the caller does not report it as not written. Raises
+        LEADER_NOT_AVAILABLE at `deadline_ms`, on the monotonic clock.
         """
         last = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader")
         while True:
@@ -63,7 +75,14 @@ class LeaderRouter:
                 try:
                     return await attempt(registration, max(1, remaining_ms))
                 except KafkaError as error:
-                    last = _repeatable(error, pure=pure)
+                    if not _is_repeatable(error, repeat_unknown=repeat_unknown):
+                        raise
+                    last = error
+                    if error.outcome is Outcome.UNKNOWN:
+                        code = ErrorCode.LEADER_NOT_AVAILABLE
+                        last = KafkaError(code, error.message, outcome=Outcome.NOT_WRITTEN)
+                        if doubts is not None:
+                            doubts.append(error)
             if deadline_ms - self._clock.monotonic_ms() <= 0:
                 text = f"no leader took the request in time: {last.message}"
                 raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=last.outcome)
@@ -83,23 +102,25 @@ class LeaderRouter:
         kind: int,
         body: bytes,
         timeout_ms: int,
+        *,
+        grace_ms: int = FORWARD_GRACE_MS,
     ) -> bytes:
         """Send a request to the leader in `registration`, once, and return the body of its answer.
 
-        If a newer leader epoch appears meanwhile, the answer is awaited for `DEPOSED_GRACE_MS`
-        only.
+        The answer is awaited for `timeout_ms` and `grace_ms`; if a newer leader epoch appears
+        meanwhile, for `DEPOSED_GRACE_MS` only.
         """
         leader = self._loader.image.brokers.get(registration.leader)
         if leader is None:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "the leader is not registered")
         forwards = self._forwards[partition]
-        scope = asyncio.timeout(timeout_ms / 1000 + 1)
+        scope = asyncio.timeout((timeout_ms + grace_ms) / 1000)
         try:
             async with scope:
                 forwards.add(scope)
                 return await self._peers.call(leader.broker_id, leader.peer, kind, body, timeout_ms)
         except TimeoutError:
-            text = f"broker {leader.broker_id} did not answer"
+            text = f"broker {leader.broker_id}, the leader, did not answer within {timeout_ms} ms"
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
         finally:
             forwards.discard(scope)
@@ -119,14 +140,9 @@ class LeaderRouter:
                     scope.reschedule(soon)
 
 
-def _repeatable(error: KafkaError, *, pure: bool) -> KafkaError:
-    """Return the error of an attempt that may be repeated; raise that of another one."""
-    if error.outcome is Outcome.UNKNOWN:
-        if not pure:
-            raise error
-        return KafkaError(
-            ErrorCode.LEADER_NOT_AVAILABLE, error.message, outcome=Outcome.NOT_WRITTEN
-        )
-    if error.code not in RETRIABLE_REFUSALS:
-        raise error
-    return error
+def _is_repeatable(error: KafkaError, *, repeat_unknown: bool) -> bool:
+    """Return whether an attempt that failed like this may be made again."""
+    if error.outcome is Outcome.NOT_WRITTEN:
+        return error.code in RETRIABLE_REFUSALS
+    # The leader has forgotten where the duplicate stands: another attempt can't tell either.
+    return repeat_unknown and error.code is not ErrorCode.DUPLICATE_SEQUENCE_NUMBER

@@ -118,8 +118,6 @@ LOOK_AGAIN_S = 0.1
 AUTO_CREATE_MS_MIN = 1_000
 """Least time that a first produce waits for its topic, whatever its own timeout. A creation takes
 some 100 ms, and the next produce would have to find out about one that was given up."""
-CREATE_TIMEOUT_MS = 5_000
-"""Time to find an active controller for a creation or deletion."""
 
 
 class TopicRequests:
@@ -201,7 +199,7 @@ class TopicRequests:
         if command.partitions_count is not None and command.partitions_count > limit:
             text = f"{command.partitions_count} partitions, max_partitions_per_topic is {limit}"
             raise KafkaError(ErrorCode.INVALID_PARTITIONS, text)
-        created = await self._controllers.execute(command, CREATE_TIMEOUT_MS)
+        created = await self._controllers.execute(command)
         if not command.validate_only:
             try:
                 async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
@@ -247,7 +245,7 @@ class TopicRequests:
     async def delete(self, command: DeleteTopic) -> TopicDeleted:
         """Delete a topic; wait for this image to lose it, for at most ``topic_ready_ms``."""
         check_not_internal(command.name)
-        deleted = await self._controllers.execute(command, CREATE_TIMEOUT_MS)
+        deleted = await self._controllers.execute(command)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.timeouts.topic_ready_ms / 1000):
                 await self._loader.wait_for(deleted.next_offset)

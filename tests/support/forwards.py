@@ -94,14 +94,13 @@ class Leader:
 
 
 class Shell:
-    def __init__(self, leader: Leader, *, posts: bool = True) -> None:
+    def __init__(self, leader: Leader) -> None:
         self.leader = leader
         self.image: MetadataImage = image(1, (OTHER,), leader=OTHER)
         fake: Any = leader
         self.forwards = ForwardedProduces(
-            ME, lambda: self.image, fake, fake, fake.forward, SystemClock(),
-            fake.post if posts else None,
-        )  # fmt: skip
+            ME, lambda: self.image, fake, fake, fake, fake, SystemClock()
+        )
 
     def lead(self, *leaders: BrokerId, epoch: int = 1) -> None:
         """As many partitions, led by these."""

@@ -136,7 +136,7 @@ class World:
 
     # as the channels of a broker
 
-    async def execute(self, command: Command[Any], _timeout_ms: int) -> Any:
+    async def execute(self, command: Command[Any]) -> Any:
         self.asked.append(command)
         if isinstance(self.answer, KafkaError):
             raise self.answer

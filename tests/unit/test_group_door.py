@@ -173,7 +173,7 @@ class Controllers:
     refusals: int = 0
     commands: list[CreateTopic] = field(default_factory=list)
 
-    async def execute(self, command: CreateTopic, timeout_ms: int) -> TopicCreated:
+    async def execute(self, command: CreateTopic) -> TopicCreated:
         self.commands.append(command)
         if self.refusals:
             self.refusals -= 1

@@ -9,10 +9,10 @@ from broker.server.health import (
     ClusterHealth,
     Damage,
     HealthStatus,
-    ask_for_damage,
     judge,
     tally_partitions,
 )
+from broker.server.metadata_requests import ask_for_damage
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,

@@ -40,7 +40,8 @@ from tests.support.one_broker import HERE, ME, OTHER, image
 @pytest.fixture(params=[True, False], ids=["posted", "tasks"])
 async def shell(request: pytest.FixtureRequest) -> AsyncIterator[Shell]:
     """Either way to a leader; in the product the second is for what can't be posted."""
-    made = Shell(Leader(), posts=request.param)
+    made = Shell(Leader())
+    made.leader.refuses_posts = not request.param
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(made.forwards.run())
         await asyncio.sleep(0)
@@ -237,7 +238,8 @@ async def test_what_is_acknowledged_with_less_has_a_sequence_of_its_own(shell: S
 
 @pytest.mark.parametrize("posts", [True, False])
 async def test_when_the_broker_stops_whoever_waits_is_told(posts: bool) -> None:
-    shell = Shell(Leader(), posts=posts)
+    shell = Shell(Leader())
+    shell.leader.refuses_posts = not posts
     shell.leader.gate = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(shell.forwards.run())
@@ -315,8 +317,10 @@ async def test_who_names_no_producer_is_not_refused_for_the_number_of_others(she
     registration = shell.image.partition(*HERE)
 
     class Routing:
-        async def routed(self, _partition: object, attempt: Any, *_: int, pure: bool) -> object:
-            assert not pure
+        async def routed(
+            self, _partition: object, attempt: Any, *_: int, repeat_unknown: bool
+        ) -> object:
+            assert not repeat_unknown
             return await attempt(registration, 1_000)
 
         async def forward(self, _partition: object, _to: object, kind: int, *_: object) -> bytes:

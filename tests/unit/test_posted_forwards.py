@@ -139,7 +139,7 @@ async def test_a_bug_on_the_way_leaves_nobody_waiting(
         if attempts < 100:
             raise ZeroDivisionError
 
-    monkeypatch.setattr(shell.forwards, "_post", broken)
+    monkeypatch.setattr(shell.leader, "post", broken)
     body = b'{"records":[{"value":"%b"}]}' % (b"v" * size)
     [placed] = await shell.append(timeout_ms=60, body=body)
     assert isinstance(placed.error, KafkaError)
@@ -214,11 +214,13 @@ async def test_a_stop_leaves_no_timer_behind() -> None:
         running = tasks.create_task(shell.forwards.run())
         await asyncio.sleep(0)
         writer = tasks.create_task(shell.append(timeout_ms=30_000))
-        await settled(lambda: bool(shell.forwards._paused))
-        [way] = shell.forwards._queues.values()
-        timers = [way.pause, way.expiry]
+        await settled(lambda: any(each.pause for each in shell.forwards._queues.values()))
+        [queue] = shell.forwards._queues.values()
+        assert queue.pause is not None
+        assert queue.expiry is not None
+        timers = [queue.pause, queue.expiry.timer]
         running.cancel()
-    assert all(timer is not None and timer.cancelled() for timer in timers)
+    assert all(timer.cancelled() for timer in timers)
     assert isinstance(writer.result()[0].error, KafkaError)
 
 

@@ -340,15 +340,18 @@ class OneLeader:
         attempt: Callable[[object, int], Awaitable[int]],
         deadline_ms: int,
         *,
-        pure: bool,
+        repeat_unknown: bool,
+        doubts: list[KafkaError],
     ) -> int:
         last = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "none", outcome=Outcome.NOT_WRITTEN)
         while self.answers:
             try:
                 return await attempt(registration(ME, 1), deadline_ms)
             except KafkaError as error:
-                if not pure:
+                if not repeat_unknown:
                     raise
+                if error.outcome is Outcome.UNKNOWN:
+                    doubts.append(error)
                 last = KafkaError(last.code, error.message, outcome=Outcome.NOT_WRITTEN)
         raise last
 
