@@ -154,9 +154,9 @@ class DirectRequests:
         """Routes by the image in `_routed_by`; at most one for each partition."""
 
     def produce(self, request: DirectProduce, answered: Answered) -> bool:
-        route = self._route(request)
+        route, body_bytes = self._route(request), len(request.body)
         # All keys, values and headers together are smaller than the body: no record is too large.
-        if route is None or request.body_bytes > route.max_message_bytes:
+        if route is None or body_bytes > route.max_message_bytes:
             return False
         if route.is_compacted and any(is_keyless(record) for record in request.records):
             return False
@@ -178,8 +178,8 @@ class DirectRequests:
             )
             return self._forwarded.take(append, answered_forward, _elements(request))
         batch_key = AppendBatchKey(place, request.stored_as, request.acks, timeout_ms)
-        if request.body_bytes < GATHERED_BYTES_MAX and are_bare(request.records):
-            self._gathered.add(batch_key, request.records, request.body_bytes, answered)
+        if body_bytes < GATHERED_BYTES_MAX and are_bare(request.records):
+            self._gathered.add(batch_key, request.records, body_bytes, answered)
             return True
         try:
             self._local.append_together(batch_key, request.records, [(0, answered)])

@@ -127,11 +127,6 @@ class DirectProduce(NamedTuple):
     acks: int
     timeout_ms: int
 
-    @property
-    def body_bytes(self) -> int:
-        """Size of the body; more than the sum of all keys and values."""
-        return len(self.body)
-
 
 class DirectApis(Protocol):
     """The short way to a broker: answers at once, or leaves the request to `BrokerApis`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from typing_extensions import override
 
@@ -35,6 +35,12 @@ def split_address(address: str) -> tuple[str, int]:
             outcome=Outcome.NOT_WRITTEN,
         )
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def bound_address(sockname: tuple[Any, ...]) -> str:
+    """Return the ``host:port`` that a socket is bound to, with the port that stands for 0."""
+    host, port = sockname[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def dial_address(node_id: _Id, advertised: str, dial: Mapping[_Id, str]) -> str:

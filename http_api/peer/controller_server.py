@@ -18,7 +18,7 @@ import orjson
 from aiohttp import web
 
 from http_api.peer import controller_paths as paths
-from http_api.peer.connections import split_address
+from http_api.peer.connections import bound_address, split_address
 from http_api.peer.frames import body_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, DirectoryId, NodeId
@@ -121,10 +121,9 @@ class ControllerServer:
 
     @property
     def address(self) -> str:
-        """Address ``host:port`` that is really bound; the port matters when 0 was configured."""
+        """Address ``host:port`` that is really bound."""
         assert self._runner is not None
-        host, port = self._runner.addresses[0][:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return bound_address(self._runner.addresses[0])
 
     async def start(self) -> None:
         """Listen. OSError when the port is taken."""

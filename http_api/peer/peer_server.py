@@ -17,7 +17,7 @@ from typing import cast
 from typing_extensions import override
 
 from broker.ports import PeerServices
-from http_api.peer.connections import hand_over, split_address, tune_socket
+from http_api.peer.connections import bound_address, hand_over, split_address, tune_socket
 from http_api.peer.frames import (
     MAX_FRAME_BYTES,
     FrameReader,
@@ -86,10 +86,9 @@ class PeerServer:
 
     @property
     def address(self) -> str:
-        """Address ``host:port`` that is really bound; the port matters when 0 was configured."""
+        """Address ``host:port`` that is really bound."""
         assert self._server is not None
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return bound_address(self._server.sockets[0].getsockname())
 
     async def start(self) -> None:
         """Listen. OSError when the port is taken."""

@@ -110,7 +110,7 @@ class FakeDirect:
             key = key_view(first, request.stored_as)
             count = len(topic.partitions)
             partition = PartitionId(0 if key is None else partition_for_key(key, count))
-        if partition >= len(topic.partitions) or request.body_bytes > apis.max_message_bytes:
+        if partition >= len(topic.partitions) or len(request.body) > apis.max_message_bytes:
             return False
         self.taken += 1
         if self.fate is None:
