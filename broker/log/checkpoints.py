@@ -15,7 +15,7 @@ from broker.record.batch import crc32
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from broker.log.disk import Disk
+    from raft_metadata.common.disk import Disk
 
 _CHECK_LENGTH = 9
 

@@ -35,19 +35,19 @@ from broker.log.compaction import (
     pieces,
     plan,
 )
-from broker.log.disk import TRANSIENT_ERRNOS
 from broker.log.segment import CLOSED, Segment
 from broker.log.swap import CLEANED_SUFFIX, StateChange, Swap, headers, whole_batches
 from broker.record.batch import HEADER_SIZE, BatchError, parse_header
 from broker.record.compression import lines_of
+from raft_metadata.common.disk import TRANSIENT_ERRNOS
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from broker.log.disk import Disk
     from broker.log.partition_log import PartitionLog
     from broker.log.segments import LogSegments
     from broker.record.batch import BatchHeader
     from raft_metadata.common.clock import Clock
+    from raft_metadata.common.disk import Disk
 
 
 WRITE_BYTES = 262_144

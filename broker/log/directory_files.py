@@ -25,8 +25,8 @@ from raft_metadata.common.ids import BrokerEpoch, PartitionId, TopicId, TopicIdP
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from broker.log.disk import Disk
     from broker.log.partition_log import PartitionLog
+    from raft_metadata.common.disk import Disk
 
 
 CLEAN_SHUTDOWN_FILE = "clean-shutdown"

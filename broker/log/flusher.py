@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from broker.log.checkpoints import write_atomically
-from broker.log.disk import OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS
+from raft_metadata.common.disk import OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS
 from raft_metadata.common.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from broker.log.disk import Disk
     from broker.log.segment import Segment
+    from raft_metadata.common.disk import Disk
 
 SYNC_FILES_MAX = 3
 """Dirty files up to which each is synced; beyond, one syncfs is cheaper (64: 1.9, not 13 ms)."""

@@ -27,7 +27,7 @@ from broker.record.batch import crc32
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from broker.log.disk import Disk
+    from raft_metadata.common.disk import Disk
 
 
 INDEX_INTERVAL_BYTES = 4096

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from broker.log.compaction import CompactionConfig
-    from broker.log.disk import Disk
     from broker.log.flusher import Flushable, LogFlusher
     from broker.log.retention import RetentionConfig
     from broker.log.segment import OpenFiles
+    from raft_metadata.common.disk import Disk
 
 PARTITION_FILE = "partition.json"
 

@@ -39,14 +39,14 @@ from broker.log.directory_files import (
     encode_high_watermarks,
     text_of,
 )
-from broker.log.disk import TRANSIENT_ERRNOS, Disk, ReadCounts, descriptors_for_segments
 from broker.log.flusher import Flushable, LogFlusher
 from broker.log.log_directory import PARTITION_FILE, InDoubtError, LogConfig, LogDirectory
 from broker.log.partition_log import PartitionLog
 from broker.log.producer_snapshot import ProducerLimits
 from broker.log.recovery import REMOVED_SUFFIX, recover_log
 from broker.log.scan import holds_proof
-from broker.log.segment import OpenFiles
+from broker.log.segment import OpenFiles, ReadCounts, descriptors_for_segments
+from raft_metadata.common.disk import TRANSIENT_ERRNOS, Disk
 from raft_metadata.common.errors import (
     CorruptionError,
     ErrorCode,

@@ -46,16 +46,10 @@ from broker.record.render import offset_of_line
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from broker.log.disk import Disk, ReadCounts
-    from broker.log.segment import OpenFiles, Segment
-
-
-if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from broker.log.segment import OpenFiles, Segment
+    from broker.log.segment import OpenFiles, ReadCounts, Segment
+    from raft_metadata.common.disk import Disk
 
     Part = Piece | Lines
     Whole = Callable[

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from broker.log import log_reader
-from broker.log.disk import OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS
 from broker.log.flusher import FlushToken
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import AppendInfo, InDoubtError, UnreadableError
@@ -35,6 +34,7 @@ from broker.record.batch import (
 )
 from broker.record.compression import ZSTD, pack
 from broker.record.lines import BATCH_BYTES_MAX, encode_batches
+from raft_metadata.common.disk import OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import Claim
 

@@ -32,8 +32,8 @@ from raft_metadata.common.errors import CorruptionError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from broker.log.disk import Disk
     from broker.log.segment import OpenFiles, Segment
+    from raft_metadata.common.disk import Disk
 
 _NAME = re.compile(r"(\d{20})\.producers")
 BYTES_LIKE_A_HEADER = 16_384

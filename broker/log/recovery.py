@@ -44,8 +44,8 @@ from broker.record.batch import (
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from broker.log.disk import Disk
     from broker.log.producer_state import ProducerStates
+    from raft_metadata.common.disk import Disk
 
 LEADER_EPOCH_FILE = "leader-epoch"
 RECOVERY_POINT_FILE = "recovery-point"

@@ -66,7 +66,7 @@ from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from broker.log.disk import Disk
+    from raft_metadata.common.disk import Disk
 
 
 PAGE_BYTES = 4_096

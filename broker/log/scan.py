@@ -22,7 +22,7 @@ from broker.record.batch import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from broker.log.disk import Disk
+    from raft_metadata.common.disk import Disk
 
 
 SEGMENT_NAME = re.compile(r"(\d{20})\.log")

@@ -8,11 +8,13 @@ read from its file on demand; if that file is damaged, the index is rebuilt from
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections import OrderedDict
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from broker.log.disk import OUT_OF_DESCRIPTORS, ReadCounts
 from broker.log.index import (
     NO_TIMESTAMP,
     IndexFileHead,
@@ -31,12 +33,13 @@ from broker.record.batch import (
     BatchHeader,
     verify,
 )
+from raft_metadata.common.disk import OUT_OF_DESCRIPTORS
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from broker.log.disk import Disk
+    from raft_metadata.common.disk import Disk
 
 EVICTION_CANDIDATES_MAX = 64
 """Most open files examined in one search for files that can be closed."""
@@ -47,6 +50,8 @@ SCAN_BYTES = 1_048_576
 HEADERS_BYTES = 65_536
 """Bytes per read where only headers are needed; the payload of large batches is skipped."""
 CLOSED = -1
+DESCRIPTORS_KEPT = 64
+"""Descriptors reserved for files that are open briefly: small files, directories, the journal."""
 _new_tuple = tuple.__new__
 
 
@@ -350,6 +355,25 @@ class Segment:
             index.add(header.base_offset - self.base_offset, position, newest)
             newest = max(newest, header.max_timestamp)
         return index
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """Bytes that fetches requested from the log files of a broker, by `page_cache` state."""
+
+    cached_bytes: int = 0
+    cold_bytes: int = 0
+
+
+def descriptors_for_segments() -> int:
+    """Return the number of segments that may be open: three quarters of the process's limit.
+
+    The rest is for connections, which are refused when it is used up.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(soft - soft // 4 - DESCRIPTORS_KEPT, soft // 4)
 
 
 class OpenFiles:

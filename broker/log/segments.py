@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from broker.log.checkpoints import place_file, read_checkpoint, write_atomically
 from broker.log.compaction import NEVER_CLEANED, CleanState
-from broker.log.disk import DISK_FULL, OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS
 from broker.log.log_directory import PARTITION_FILE, make_partition_directory
 from broker.log.producer_snapshot import (
     snapshot_offsets,
@@ -30,17 +29,18 @@ from broker.log.producer_snapshot import (
 from broker.log.recovery import RECOVERY_POINT_FILE, REMOVED_SUFFIX, checkpoint_files, start_file
 from broker.log.segment import Segment
 from broker.log.swap import write_state
+from raft_metadata.common.disk import DISK_FULL, OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS
 from raft_metadata.common.errors import CorruptionError, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from broker.log.disk import Disk
     from broker.log.flusher import FlushToken
     from broker.log.leader_epoch_cache import LeaderEpochCache
     from broker.log.log_directory import LogConfig, LogDirectory
     from broker.log.recovery import RecoveredLog
     from broker.log.swap import StateChange, Swap
+    from raft_metadata.common.disk import Disk
     from raft_metadata.common.ids import PartitionId, TopicId, TopicName
 
 

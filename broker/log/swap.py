@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
 from broker.log.compaction import NEVER_CLEANED, CleanState
-from broker.log.disk import DISK_FULL
 from broker.record.batch import (
     HEADER_SIZE,
     MAGIC,
@@ -28,13 +27,14 @@ from broker.record.batch import (
     parse_header,
     verify,
 )
+from raft_metadata.common.disk import DISK_FULL
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from broker.log.disk import Disk
     from broker.log.segment import Segment
+    from raft_metadata.common.disk import Disk
 
 CLEANED_SUFFIX = ".log.cleaned"
 SWAP_SUFFIX = ".log.swap"

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
-from broker.log.disk import Disk
 from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following
+from raft_metadata.common.disk import Disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

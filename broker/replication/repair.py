@@ -13,11 +13,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from broker.log.directory_files import DAMAGED_COPIES_MAX, FOLDER, text_of
-from broker.log.disk import TRANSIENT_ERRNOS
 from broker.log.log_directory import InDoubtError
 from broker.replication import events
 from broker.replication.frames import key_of
 from broker.replication.leader_state import LeaderState
+from raft_metadata.common.disk import TRANSIENT_ERRNOS
 from raft_metadata.common.ids import LeaderEpoch, PartitionEpoch
 from raft_metadata.records.commands import DamagedReplica, replica_partition
 

@@ -13,8 +13,8 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from broker.log.disk import TRANSIENT_ERRNOS
 from broker.replication.events import note_repaired
+from raft_metadata.common.disk import TRANSIENT_ERRNOS
 from raft_metadata.common.ids import IncarnationId, PartitionId, TopicIdPartition
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionSet
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from typing_extensions import override
 
-from broker.log.disk import Disk
 from broker.replication.leader_state import LeaderState
 from raft_metadata.common.clock import suspended_ms
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerEpoch, NodeId
 from raft_metadata.records.commands import (

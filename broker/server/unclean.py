@@ -20,8 +20,8 @@ from broker.log.checkpoints import (
     read_checkpoint,
     write_atomically,
 )
-from broker.log.disk import Disk
 from raft_metadata.common.configs.table import FLUSH
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicId
 from raft_metadata.image.metadata_image import MetadataImage, broker_layers, topic_layers

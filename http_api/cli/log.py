@@ -85,10 +85,10 @@ def _open_salvage(stack: ExitStack, folder: Path, topic_id: str | None) -> Salva
 
     Raises `NodeExit` with the pid of a process that holds the lock.
     """
-    from broker.log.disk import Disk
     from broker.log.log_manager import LOCK_FILE
     from broker.log.salvage import Salvage
     from http_api.node.node_folder import META_FILE, PID_FILE, FolderLock
+    from raft_metadata.common.disk import Disk
     from raft_metadata.common.ids import TopicId
 
     root, node = folder.parent, folder.parent.parent

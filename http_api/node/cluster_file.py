@@ -19,7 +19,7 @@ from typing import Any
 
 from http_api.node.exits import EXIT_STORAGE, ConfigError, NodeExit
 from http_api.node.node_config import Address, parse_address
-from http_api.node.node_folder import write_durably
+from raft_metadata.common.disk import Disk, replace_file
 from raft_metadata.common.ids import ClusterId
 
 LOOPBACK = "127.0.0.1"
@@ -206,7 +206,7 @@ def write_cluster_file(data_dir: Path, description: ClusterDescription) -> None:
         "brokers": [entry.to_json() for entry in description.brokers],
     }
     text = json.dumps(content, indent=2) + "\n"
-    write_durably(data_dir / CLUSTER_FILE, text.encode())
+    replace_file(Disk(), str(data_dir / CLUSTER_FILE), [text.encode()])
 
 
 def read_cluster_file(data_dir: Path) -> ClusterDescription | None:

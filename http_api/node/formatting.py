@@ -40,8 +40,8 @@ from http_api.node.node_folder import (
     NodeMeta,
     format_folder,
     make_directory,
-    write_durably,
 )
+from raft_metadata.common.disk import Disk, replace_file
 from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId, id_from_bytes
 from raft_metadata.quorum.data_dir import Identity, format_raft_dir, read_raft_meta
 
@@ -229,7 +229,7 @@ def _write_config(data_dir: Path, description: ClusterDescription, entry: NodeEn
         _controllers_table(description),
         _settings_of(description),
     )
-    write_durably(data_dir / entry.name / CONFIG_FILE, text.encode())
+    replace_file(Disk(), str(data_dir / entry.name / CONFIG_FILE), [text.encode()])
 
 
 def _format_node(

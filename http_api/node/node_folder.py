@@ -14,27 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, NodeExit
+from raft_metadata.common.disk import Disk, replace_file
 from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names inside ``path`` durable (rule Q6)."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace ``path`` as a whole: a reader and a power cut see the old bytes or the new ones."""
-    aside = path.with_name(path.name + ".new")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-    sync_directory(path.parent)
 
 
 def make_directory(path: Path) -> None:
@@ -42,7 +23,7 @@ def make_directory(path: Path) -> None:
     missing = [folder for folder in reversed((path, *path.parents)) if not folder.exists()]
     for folder in missing:
         folder.mkdir(exist_ok=True)
-        sync_directory(folder.parent)
+        Disk().sync_directory(str(folder.parent))
 
 
 META_FILE = "meta.json"
@@ -99,7 +80,7 @@ class FolderLock:
 def format_folder(folder: Path, meta: NodeMeta, config_text: str) -> None:
     """Create the folder of a node; ``meta.json`` is written last and makes the folder valid."""
     make_directory(folder)
-    write_durably(folder / CONFIG_FILE, config_text.encode())
+    replace_file(Disk(), str(folder / CONFIG_FILE), [config_text.encode()])
     write_meta(folder, meta)
 
 
@@ -110,7 +91,8 @@ def write_meta(folder: Path, meta: NodeMeta) -> None:
         "node_id": meta.node_id,
         "directory_id": meta.directory_id,
     }
-    write_durably(folder / META_FILE, json.dumps(content, indent=2).encode() + b"\n")
+    text = json.dumps(content, indent=2).encode() + b"\n"
+    replace_file(Disk(), str(folder / META_FILE), [text])
 
 
 def read_meta(folder: Path, cluster_id: ClusterId, node_id: NodeId) -> NodeMeta:

@@ -52,9 +52,6 @@ class QuorumConfig:
     voters: Mapping[NodeId, str]
     dial: Mapping[NodeId, str] = field(default_factory=dict)
     voter_directories: Mapping[NodeId, DirectoryId] = field(default_factory=dict)
-    fsync: bool = True
-    """Sync files before acknowledging. Off only in tests: a power loss then loses acknowledged
-    entries."""
     election_timeout_ms: int = 500
     """Minimum election timeout; each voter draws a value between it and twice it. After an append
     of its leader a voter refuses pre-votes for this long."""

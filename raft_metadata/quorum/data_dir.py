@@ -19,20 +19,18 @@ from typing import Literal
 
 import msgspec
 
-from raft_metadata.common.errors import CorruptionError, StorageError
-from raft_metadata.common.faults import FaultHandler
-from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
-from raft_metadata.quorum.config import QuorumConfig
-from raft_metadata.quorum.files import (
+from raft_metadata.common.disk import (
     NEW_SUFFIX,
-    DiskFiles,
-    FileHandle,
-    Files,
+    Disk,
     read_checked,
     replace_file,
     storage_errors,
     write_checked,
 )
+from raft_metadata.common.errors import CorruptionError, StorageError
+from raft_metadata.common.faults import FaultHandler
+from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
+from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.journal import JOURNAL_FILE, DurableJournal, Flusher
 from raft_metadata.quorum.snapshots import (
     SnapshotStore,
@@ -80,7 +78,7 @@ def format_raft_dir(
     identity: Identity,
     voter_directories: Mapping[NodeId, DirectoryId],
     *,
-    files: Files | None = None,
+    disk: Disk | None = None,
 ) -> None:
     """Create a voter's directory for a whole new cluster; called by ``quorumlog up`` only.
 
@@ -90,7 +88,7 @@ def format_raft_dir(
     if voter_directories.get(identity.node_id) != identity.directory_id:
         msg = f"voter_directories do not name {identity.directory_id} for {identity.node_id}"
         raise StorageError(msg)
-    _format(files or DiskFiles(), raft_dir, _meta(identity, voter_directories))
+    _format(disk or Disk(), raft_dir, _meta(identity, voter_directories))
 
 
 def format_rejoining_raft_dir(
@@ -98,7 +96,7 @@ def format_rejoining_raft_dir(
     identity: Identity,
     voter_directories: Mapping[NodeId, DirectoryId],
     *,
-    files: Files | None = None,
+    disk: Disk | None = None,
 ) -> None:
     """Create the directory of one voter that lost its disk (``quorumlog controller rejoin``).
 
@@ -114,7 +112,7 @@ def format_rejoining_raft_dir(
         raise StorageError(msg)
     voters = {**voter_directories, identity.node_id: identity.directory_id}
     meta = msgspec.structs.replace(_meta(identity, voters), fence="ask")
-    _format(files or DiskFiles(), raft_dir, meta)
+    _format(disk or Disk(), raft_dir, meta)
 
 
 def _meta(identity: Identity, voters: Mapping[NodeId, DirectoryId]) -> RaftMeta:
@@ -127,31 +125,31 @@ def _meta(identity: Identity, voters: Mapping[NodeId, DirectoryId]) -> RaftMeta:
     )
 
 
-def _format(files: Files, raft_dir: Path, meta: RaftMeta) -> None:
-    with storage_errors("format", raft_dir):
-        files.make_directory(raft_dir)
-        left = [name for name in files.names(raft_dir) if not name.endswith(NEW_SUFFIX)]
+def _format(disk: Disk, raft_dir: Path, meta: RaftMeta) -> None:
+    with storage_errors("format", str(raft_dir)):
+        disk.make_directory(str(raft_dir))
+        left = [name for name in disk.names(str(raft_dir)) if not name.endswith(NEW_SUFFIX)]
         if left:
             msg = f"not empty, refusing to format directory={raft_dir} holds={left[0]}"
             raise StorageError(msg)
-        write_checked(files, raft_dir / META_FILE, msgspec.json.encode(meta))
-        files.sync_directory(raft_dir.parent)
+        write_checked(disk, f"{raft_dir}/{META_FILE}", msgspec.json.encode(meta))
+        disk.sync_directory(str(raft_dir.parent))
 
 
-def read_raft_meta(raft_dir: Path, *, files: Files | None = None) -> RaftMeta | None:
+def read_raft_meta(raft_dir: Path, *, disk: Disk | None = None) -> RaftMeta | None:
     """Return a directory's ``meta.json``, or None if it is not formatted. Takes no lock."""
-    body = read_checked(files or DiskFiles(), raft_dir / META_FILE)
-    return None if body is None else _decode(body, raft_dir)
+    body = read_checked(disk or Disk(), path := f"{raft_dir}/{META_FILE}")
+    return None if body is None else _decode(body, path)
 
 
-def _decode(body: bytes, raft_dir: Path) -> RaftMeta:
+def _decode(body: bytes, path: str) -> RaftMeta:
     try:
         meta = msgspec.json.decode(body, type=RaftMeta)
     except msgspec.MsgspecError as error:
-        msg = f"unreadable file={raft_dir / META_FILE} error={error}"
+        msg = f"unreadable file={path} error={error}"
         raise CorruptionError(msg) from error
     if meta.format != META_FORMAT:
-        msg = f"format {meta.format}, expected {META_FORMAT} file={raft_dir / META_FILE}"
+        msg = f"format {meta.format}, expected {META_FORMAT} file={path}"
         raise StorageError(msg)
     return meta
 
@@ -164,42 +162,46 @@ class DataDir:
     """
 
     def __init__(
-        self, files: Files, raft_dir: Path, identity: Identity, faults: FaultHandler
+        self, disk: Disk, raft_dir: Path, identity: Identity, faults: FaultHandler
     ) -> None:
-        self._files = files
+        self._disk = disk
         self._faults = faults
-        self.path = raft_dir
-        if not files.exists(raft_dir):
+        self._path = str(raft_dir)
+        self._meta_path = f"{raft_dir}/{META_FILE}"
+        if not disk.exists(self._path):
             msg = f"not formatted directory={raft_dir}: if its disk was lost, rejoin"
             raise CorruptionError(msg)
+        with storage_errors("lock", self._path):
+            self._lock = disk.open_directory(self._path)
         try:
-            with storage_errors("lock", raft_dir):
-                self._lock: FileHandle = files.lock(raft_dir)
-        except StorageError as error:
-            if isinstance(error.__cause__, BlockingIOError):
-                msg = f"in use by another process directory={raft_dir}"
-                raise StorageError(msg) from error
-            raise
-        try:
+            self._take_lock()
             self._meta = self._load(identity)
         except BaseException:
             self.close()
             raise
 
+    def _take_lock(self) -> None:
+        with storage_errors("lock", self._path):
+            try:
+                self._disk.lock(self._lock)
+            except BlockingIOError as error:
+                msg = f"in use by another process directory={self._path}"
+                raise StorageError(msg) from error
+
     def _load(self, identity: Identity) -> RaftMeta:
-        body = read_checked(self._files, self.path / META_FILE)
+        body = read_checked(self._disk, self._meta_path)
         if body is None:
-            msg = f"not formatted directory={self.path}: if its disk was lost, rejoin"
+            msg = f"not formatted directory={self._path}: if its disk was lost, rejoin"
             raise CorruptionError(msg)
-        meta = _decode(body, self.path)
+        meta = _decode(body, self._meta_path)
         found = (meta.cluster_id, meta.node_id, meta.directory_id)
         wanted = (identity.cluster_id, identity.node_id, identity.directory_id)
         if found != wanted:
-            msg = f"belongs to {found}, not to {wanted} file={self.path / META_FILE}"
+            msg = f"belongs to {found}, not to {wanted} file={self._meta_path}"
             raise StorageError(msg)
-        with storage_errors("sync", self.path):
+        with storage_errors("sync", self._path):
             # The content was synced before the rename, the name maybe not (rule Q1).
-            self._files.sync_directory(self.path)
+            self._disk.sync_directory(self._path)
         return meta
 
     @property
@@ -235,9 +237,9 @@ class DataDir:
     def _change(self, meta: RaftMeta) -> None:
         # Other voters may rely on the change once it is made, so a failed write ends the process.
         try:
-            write_checked(self._files, self.path / META_FILE, msgspec.json.encode(meta))
+            write_checked(self._disk, self._meta_path, msgspec.json.encode(meta))
         except Exception as error:  # noqa: BLE001 whatever it is, the process ends
-            self._faults.fatal(f"meta write failed file={self.path / META_FILE}", error)
+            self._faults.fatal(f"meta write failed file={self._meta_path}", error)
         self._meta = meta
 
     def is_known_voter(self, node: NodeId, cluster_id: str, directory_id: str) -> bool:
@@ -263,7 +265,7 @@ class DataDir:
 
     def close(self) -> None:
         """Release the lock; the end of the process releases it too."""
-        self._lock.close()
+        self._disk.close(self._lock)
 
 
 RESERVE_FILE = "reserve"
@@ -290,7 +292,7 @@ def open_voter_disk(
     config: QuorumConfig,
     machine: Snapshotted,
     faults: FaultHandler,
-    files: Files,
+    disk: Disk,
     *,
     run: Callable[[Callable[[], None]], threading.Thread | None] = start_thread,
     flusher: Flusher | None = None,
@@ -304,7 +306,8 @@ def open_voter_disk(
     identity = Identity(
         cluster_id=config.cluster_id, node_id=config.node_id, directory_id=config.directory_id
     )
-    home = DataDir(files, config.raft_dir, identity, faults)
+    raft_dir = str(config.raft_dir)
+    home = DataDir(disk, config.raft_dir, identity, faults)
     try:
         if set(home.meta.voters) != set(config.voters):
             msg = (
@@ -312,62 +315,62 @@ def open_voter_disk(
                 f"{sorted(config.voters)} directory={config.raft_dir}"
             )
             raise StorageError(msg)
-        if home.meta.used and not files.exists(config.raft_dir / JOURNAL_FILE):
+        if home.meta.used and not disk.exists(f"{raft_dir}/{JOURNAL_FILE}"):
             msg = f"the journal is gone directory={config.raft_dir}: if its disk was lost, rejoin"
             raise CorruptionError(msg)
-        with storage_errors("open", config.raft_dir):
-            drop_leftovers(files, config.raft_dir)  # they may occupy the space the journal needs
-            journal = _open_journal(config, faults, files, flusher)
+        with storage_errors("open", raft_dir):
+            drop_leftovers(disk, raft_dir)  # they may occupy the space the journal needs
+            journal = _open_journal(raft_dir, faults, disk, flusher)
     except BaseException:
         home.close()
         raise
-    snapshots = SnapshotStore(files, config.raft_dir, config.cluster_id, machine, faults, run=run)
-    disk = VoterDisk(home, journal, snapshots)
+    snapshots = SnapshotStore(disk, raft_dir, config.cluster_id, machine, faults, run=run)
+    opened = VoterDisk(home, journal, snapshots)
     try:
-        with storage_errors("open", config.raft_dir):
-            _align(disk, config)
-            _keep_reserve(config, files)
+        with storage_errors("open", raft_dir):
+            _align(opened, raft_dir)
+            _keep_reserve(config, disk)
     except BaseException:
-        disk.close()
+        opened.close()
         raise
-    return disk
+    return opened
 
 
 def _open_journal(
-    config: QuorumConfig, faults: FaultHandler, files: Files, flusher: Flusher | None
+    raft_dir: str, faults: FaultHandler, disk: Disk, flusher: Flusher | None
 ) -> DurableJournal:
     # Opening writes the whole journal into a new file (rule Q1). On a full disk that fails, and
     # the voter could not even vote (lesson 1).
     try:
-        return DurableJournal(files, config.raft_dir, faults, flusher=flusher)
+        return DurableJournal(disk, raft_dir, faults, flusher=flusher)
     except OSError as error:
-        reserve = config.raft_dir / RESERVE_FILE
-        if error.errno != errno.ENOSPC or not files.exists(reserve):
+        reserve = f"{raft_dir}/{RESERVE_FILE}"
+        if error.errno != errno.ENOSPC or not disk.exists(reserve):
             raise
         _log.warning("disk full, giving up the reserve file=%s", reserve)
-        files.unlink(reserve)
-        return DurableJournal(files, config.raft_dir, faults, flusher=flusher)
+        disk.unlink(reserve)
+        return DurableJournal(disk, raft_dir, faults, flusher=flusher)
 
 
-def _keep_reserve(config: QuorumConfig, files: Files) -> None:
-    reserve = config.raft_dir / RESERVE_FILE
-    if files.exists(reserve) or not config.reserve_bytes:
+def _keep_reserve(config: QuorumConfig, disk: Disk) -> None:
+    reserve = f"{config.raft_dir}/{RESERVE_FILE}"
+    if disk.exists(reserve) or not config.reserve_bytes:
         return
     try:
-        replace_file(files, reserve, [bytes(config.reserve_bytes)])
+        replace_file(disk, reserve, [bytes(config.reserve_bytes)])
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         _log.warning("disk full, no reserve file=%s", reserve)
-        files.unlink(reserve.with_name(RESERVE_FILE + NEW_SUFFIX))
+        disk.unlink(reserve + NEW_SUFFIX)
 
 
-def _align(disk: VoterDisk, config: QuorumConfig) -> None:
-    if not disk.home.meta.used:
-        disk.home.mark_used()
-    header = disk.snapshots.open()
+def _align(opened: VoterDisk, raft_dir: str) -> None:
+    if not opened.home.meta.used:
+        opened.home.mark_used()
+    header = opened.snapshots.open()
     if header is not None:
-        disk.journal.align(header.previous, header.last)
-    elif disk.journal.entries and disk.journal.entries[0][1] != 1:
-        msg = f"the journal was compacted but its snapshot is gone directory={config.raft_dir}"
+        opened.journal.align(header.previous, header.last)
+    elif opened.journal.entries and opened.journal.entries[0][1] != 1:
+        msg = f"the journal was compacted but its snapshot is gone directory={raft_dir}"
         raise StorageError(msg)

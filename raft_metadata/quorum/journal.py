@@ -25,21 +25,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
 import msgspec
 
+from raft_metadata.common.disk import Disk, read_checked, replace_file, write_checked
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.faults import FaultHandler
-from raft_metadata.quorum.files import (
-    FileHandle,
-    Files,
-    read_checked,
-    replace_file,
-    write_checked,
-)
 
 MARK_BYTES = 8
 
@@ -102,7 +95,7 @@ def encode_proof(mark: bytes, durable_end: int) -> bytes:
     return encode_record(mark, (b"", _PROOF_INDEX, 0), durable_end)
 
 
-def parse_journal(data: bytes, path: Path) -> JournalScan:
+def parse_journal(data: bytes, path: str) -> JournalScan:
     """Scan a whole file; raise CorruptionError if bytes that were proven durable are bad.
 
     Bytes after the result's ``end`` are torn. ``path`` is for the error text only.
@@ -269,7 +262,7 @@ class _Flush:
 
     def __init__(
         self,
-        write: Callable[[], FileHandle],
+        write: Callable[[], int],
         generation: int,
         index: int,
         end: int,
@@ -282,13 +275,13 @@ class _Flush:
         self.end = end
         self.proves = proves
         """True if the file proves its own end afterwards (rule Q5)."""
-        self.handle: FileHandle | None = None
+        self.fd: int | None = None
         """The written file, once it is synced; None before, and after a failure."""
         self.error: Exception | None = None
 
     def work(self) -> None:
         try:
-            self.handle = self._write()
+            self.fd = self._write()
         except Exception as error:  # noqa: BLE001 reported on the loop, which ends the process
             self.error = error
 
@@ -306,22 +299,22 @@ class DurableJournal:
 
     def __init__(
         self,
-        files: Files,
-        directory: Path,
+        disk: Disk,
+        directory: str,
         faults: FaultHandler,
         *,
         flusher: Flusher | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self._files = files
-        self._path = directory / JOURNAL_FILE
-        self._vote_path = directory / VOTE_FILE
+        self._disk = disk
+        self._path = f"{directory}/{JOURNAL_FILE}"
+        self._vote_path = f"{directory}/{VOTE_FILE}"
         self._faults = faults
         self._flusher = flusher or InlineFlusher()
         self._random_bytes = random_bytes
         self.entries: list[Entry] = []
         self._mark = b""
-        self._handle: FileHandle | None = None
+        self._fd: int | None = None
         self._length = 0
         self._handed_over_count = 0
         """Number of leading `entries` that are written, or are in the flush in flight."""
@@ -351,21 +344,20 @@ class DurableJournal:
         self._rewrite_now()
 
     def _open(self) -> Vote:
-        if not self._files.exists(self._path):
+        data = self._disk.read_file(self._path)
+        if data is not None:
+            self._load(data)
+        elif not self._disk.exists(self._vote_path):
             # The vote file is created first: a journal without one counts as a lost vote.
-            if not self._files.exists(self._vote_path):
-                self._write_vote(Vote(term=0, voted_for=None))
-        else:
-            self._load()
-        body = read_checked(self._files, self._vote_path)
+            self._write_vote(Vote(term=0, voted_for=None))
+        body = read_checked(self._disk, self._vote_path)
         vote = None if body is None else msgspec.json.decode(body, type=Vote)
         if vote is None or (self.entries and self.entries[-1][2] > vote.term):
             msg = f"vote missing or older than the journal file={self._vote_path}"
             raise CorruptionError(msg)
         return vote
 
-    def _load(self) -> None:
-        data = self._files.read(self._path)
+    def _load(self, data: bytes) -> None:
         scan = parse_journal(data, self._path)
         if scan.end < len(data):
             cut = len(data) - scan.end
@@ -502,9 +494,9 @@ class DurableJournal:
         self._must_rewrite = self._must_prove = False
         return _Flush(write, self.generation, index, self._length, proves=proves)
 
-    def _group(self) -> Callable[[], FileHandle]:
-        handle, offset = self._handle, self._length
-        if handle is None:
+    def _group(self) -> Callable[[], int]:
+        disk, fd, offset = self._disk, self._fd, self._length
+        if fd is None:
             msg = f"closed file={self._path}"
             raise StorageError(msg)
         mark, durable_end = self._mark, self._durable_end
@@ -513,21 +505,21 @@ class DurableJournal:
         data = data or encode_proof(mark, durable_end)
         self._length += len(data)
 
-        def write() -> FileHandle:
-            handle.pwrite(data, offset)
-            handle.sync()
-            return handle
+        def write() -> int:
+            disk.write(fd, data, offset)
+            disk.sync_data(fd)
+            return fd
 
         return write
 
-    def _new_file(self) -> Callable[[], FileHandle]:
-        files, path, entries = self._files, self._path, list(self.entries)
+    def _new_file(self) -> Callable[[], int]:
+        disk, path, entries = self._disk, self._path, list(self.entries)
         mark = self._mark = self._random_bytes(MARK_BYTES)
         length = self._length = file_bytes(entries)
 
-        def write() -> FileHandle:
-            replace_file(files, path, encode_file(mark, entries, length))
-            return files.open(path)
+        def write() -> int:
+            replace_file(disk, path, encode_file(mark, entries, length))
+            return disk.open(path)
 
         return write
 
@@ -535,17 +527,17 @@ class DurableJournal:
         if flush is not self._in_flight:
             return  # `sync` has handled it already, or the journal is closed
         self._in_flight = None
-        if flush.handle is None:
+        if flush.fd is None:
             # rule Q2: a failed write is never retried, and none of it is trusted.
             self._faults.fatal(f"journal write failed file={self._path}", flush.error)
-        self._apply_flush(flush, flush.handle)
+        self._apply_flush(flush, flush.fd)
         self.on_durable()
         self.flush()
 
-    def _apply_flush(self, flush: _Flush, handle: FileHandle) -> None:
-        if self._handle is not None and self._handle is not handle:
-            self._handle.close()
-        self._handle = handle
+    def _apply_flush(self, flush: _Flush, fd: int) -> None:
+        if self._fd is not None and self._fd != fd:
+            self._disk.close(self._fd)
+        self._fd = fd
         self.sync_count += 1
         if flush.generation != self.generation:
             # Some written entries were replaced meanwhile; a new file must be written (rule Q3).
@@ -566,10 +558,10 @@ class DurableJournal:
         self._must_rewrite = True
         flush = self._next_flush()
         flush.work()
-        if flush.handle is None:
+        if flush.fd is None:
             assert flush.error is not None, "it was run"
             raise flush.error
-        self._apply_flush(flush, flush.handle)
+        self._apply_flush(flush, flush.fd)
 
     def prove_tail(self) -> None:
         """Prove the last group of records after an idle second; called every second.
@@ -603,14 +595,13 @@ class DurableJournal:
         self.vote = vote
 
     def _write_vote(self, vote: Vote) -> None:
-        write_checked(self._files, self._vote_path, msgspec.json.encode(vote))
+        write_checked(self._disk, self._vote_path, msgspec.json.encode(vote))
 
     def close(self) -> None:
         """Close the file after the flusher's last write; begins no other write."""
         self._flusher.close()
         flush, self._in_flight = self._in_flight, None
-        if flush is not None and flush.handle is not None and flush.handle is not self._handle:
-            flush.handle.close()
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
+        for fd in {self._fd, None if flush is None else flush.fd}:
+            if fd is not None:
+                self._disk.close(fd)
+        self._fd = None

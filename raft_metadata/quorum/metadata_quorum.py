@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.common.tls import load_contexts
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import VoterDisk, open_voter_disk
-from raft_metadata.quorum.files import DiskFiles, Files
 from raft_metadata.quorum.journal import ThreadFlusher
 from raft_metadata.quorum.peer_links import LinkOwner, PeerAuthenticator, PeerLinks
 from raft_metadata.quorum.pysyncobj_internals import library_now, verify_library
@@ -210,13 +210,13 @@ class MetadataQuorum:
         state_machine: StateMachine,
         faults: FaultHandler,
         *,
-        files: Files | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self._config = config
         self._machine = state_machine
         self._faults = faults
-        self._files = files or DiskFiles(sync=config.fsync)
-        self._disk: VoterDisk | None = None
+        self._disk = disk or Disk()
+        self._files: VoterDisk | None = None
         self._links: PeerLinks | None = None
         self._node: RaftNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -237,11 +237,11 @@ class MetadataQuorum:
         verify_library()
         loop = self._loop = asyncio.get_running_loop()
         tls = None if self._config.tls is None else load_contexts(self._config.tls)
-        disk = self._disk = open_voter_disk(
+        disk = self._files = open_voter_disk(
             self._config,
             self._machine,
             self._faults,
-            self._files,
+            self._disk,
             flusher=ThreadFlusher(
                 lambda news: loop.call_soon_threadsafe(self._handle_flushed, news)
             ),
@@ -288,7 +288,7 @@ class MetadataQuorum:
             node.close()
         if self._links is not None:
             await self._links.close()
-        thread = None if self._disk is None else self._disk.snapshots.close()
+        thread = None if self._files is None else self._files.snapshots.close()
         if thread is not None:
             # The directory's lock may be released only after the last write there.
             await asyncio.to_thread(thread.join)
@@ -318,7 +318,7 @@ class MetadataQuorum:
         return leads
 
     def _close_disk(self) -> None:
-        disk, self._disk = self._disk, None
+        disk, self._files = self._files, None
         if disk is not None:
             disk.close()
 
@@ -455,7 +455,7 @@ class MetadataQuorum:
         return int(min(silence_ms, NO_LEADER_CONTACT_MS))
 
     def _snapshot_index(self) -> int:
-        header = None if self._disk is None else self._disk.snapshots.header
+        header = None if self._files is None else self._files.snapshots.header
         return 0 if header is None else header.last[1]
 
     def voter_feature_levels(self) -> Mapping[NodeId, int | None]:

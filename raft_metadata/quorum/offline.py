@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from raft_metadata.common.disk import Disk, storage_errors
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.metadata_state_machine import Accepted, MetadataStateMachine
 from raft_metadata.quorum.data_dir import META_FILE, read_raft_meta
-from raft_metadata.quorum.files import DiskFiles, Files, storage_errors
 from raft_metadata.quorum.journal import JOURNAL_FILE, Entry, parse_journal
 from raft_metadata.quorum.pysyncobj_internals import REGULAR
 from raft_metadata.quorum.snapshots import SNAPSHOT_FILE, parse_snapshot
@@ -48,7 +48,7 @@ class StoppedControllerLog:
 
 
 def read_offline_log(
-    raft_dir: Path, *, even_if_locked: bool = False, files: Files | None = None
+    raft_dir: Path, *, even_if_locked: bool = False, disk: Disk | None = None
 ) -> StoppedControllerLog:
     """Return the metadata log held in `raft_dir`.
 
@@ -56,19 +56,19 @@ def read_offline_log(
     `even_if_locked` a running controller may change files during the read; the result may be torn
     and is for display only.
     """
-    files = files or DiskFiles()
-    meta = read_raft_meta(raft_dir, files=files) if files.exists(raft_dir) else None
+    disk = disk or Disk()
+    meta = read_raft_meta(raft_dir, disk=disk)
     if meta is None:
         msg = f"no controller's directory, {META_FILE} is missing directory={raft_dir}"
         raise StorageError(msg)
     if not even_if_locked:
-        _refuse_locked(files, raft_dir)
-    snapshot_path, journal_path = raft_dir / SNAPSHOT_FILE, raft_dir / JOURNAL_FILE
-    with storage_errors("read", raft_dir):
+        _refuse_locked(disk, str(raft_dir))
+    snapshot_path, journal_path = f"{raft_dir}/{SNAPSHOT_FILE}", f"{raft_dir}/{JOURNAL_FILE}"
+    with storage_errors("read", str(raft_dir)):
         # The journal is read first, so that the snapshot of a running controller is the newer of
         # the two and no entries are missing between them.
-        journal = files.read(journal_path) if files.exists(journal_path) else None
-        found = files.read(snapshot_path) if files.exists(snapshot_path) else None
+        journal = disk.read_file(journal_path)
+        found = disk.read_file(snapshot_path)
     machine = MetadataStateMachine()
     index = 0
     if found is not None:
@@ -104,13 +104,14 @@ def read_offline_log(
     )
 
 
-def _refuse_locked(files: Files, raft_dir: Path) -> None:
+def _refuse_locked(disk: Disk, raft_dir: str) -> None:
     """Raise InUseError if the directory's lock is held.
 
     The lock is released at once, so that a controller can start during the read.
     """
     try:
-        files.lock(raft_dir).close()
+        with disk.directory(raft_dir) as fd:
+            disk.lock(fd)
     except BlockingIOError as error:
         msg = f"in use by a running controller directory={raft_dir}"
         raise InUseError(msg) from error

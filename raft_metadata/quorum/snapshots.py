@@ -18,15 +18,14 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from raft_metadata.common.disk import NEW_SUFFIX, Disk, replace_file
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.common.ids import ClusterId, NodeId
-from raft_metadata.quorum.files import NEW_SUFFIX, FileHandle, Files, replace_file
 from raft_metadata.quorum.journal import Entry
 
 SNAPSHOT_FILE = "snapshot"
@@ -74,7 +73,7 @@ class SnapshotState(Enum):
 
 @dataclass(slots=True)
 class _Outgoing:
-    handle: FileHandle
+    fd: int
     index: int
     offset: int = 0
 
@@ -96,16 +95,17 @@ class SnapshotStore:
 
     def __init__(
         self,
-        files: Files,
-        directory: Path,
+        disk: Disk,
+        directory: str,
         cluster_id: ClusterId,
         machine: Snapshotted,
         faults: FaultHandler,
         *,
         run: Callable[[Callable[[], None]], threading.Thread | None] = start_thread,
     ) -> None:
-        self._files = files
-        self._path = directory / SNAPSHOT_FILE
+        self._disk = disk
+        self._directory = directory
+        self._path = f"{directory}/{SNAPSHOT_FILE}"
         self._cluster_id = cluster_id
         self._machine = machine
         self._faults = faults
@@ -115,7 +115,7 @@ class SnapshotStore:
         self._generation = 0
         self._thread: threading.Thread | None = None
         self._outgoing: dict[NodeId, _Outgoing] = {}
-        self._incoming: FileHandle | None = None
+        self._incoming: int | None = None
         self._incoming_bytes = 0
         self.header: SnapshotHeader | None = None
         """Header of the snapshot last loaded into the state machine; None if none was."""
@@ -129,11 +129,12 @@ class SnapshotStore:
 
         Raises CorruptionError: a voter never continues with an empty state (defect 5).
         """
-        drop_leftovers(self._files, self._path.parent)
-        if not self._files.exists(self._path):
+        drop_leftovers(self._disk, self._directory)
+        data = self._disk.read_file(self._path)
+        if data is None:
             return None
-        self._files.sync_directory(self._path.parent)  # rule Q1
-        self.header = self._thaw(self._files.read(self._path))
+        self._disk.sync_directory(self._directory)  # rule Q1
+        self.header = self._thaw(data)
         return self.header
 
     def _thaw(self, data: bytes) -> SnapshotHeader:
@@ -162,10 +163,10 @@ class SnapshotStore:
         self._thread = self._run(lambda: self._write(generation, header, captured))
 
     def _write(self, generation: int, header: SnapshotHeader, captured: object) -> None:
-        path = self._path.with_name(f"{SNAPSHOT_FILE}.{generation}")
+        path = f"{self._path}.{generation}"
         try:
             frames = frame(msgspec.json.encode(header), self._machine.chunks(captured))
-            replace_file(self._files, path, frames)  # the slow part, outside the lock
+            replace_file(self._disk, path, frames)  # the slow part, outside the lock
         except Exception as error:  # noqa: BLE001 no space, say: the journal still holds all
             _log.warning("snapshot failed file=%s error=%r", path, error)
             self._drop_failed(path)
@@ -175,23 +176,22 @@ class SnapshotStore:
             return
         with self._lock:
             if generation != self._generation:
-                self._files.unlink(path)
+                self._disk.unlink(path)
                 return
             try:
-                self._files.rename(path, self._path)
-                self._files.sync_directory(self._path.parent)
+                self._disk.rename(path, self._path)
+                self._disk.sync_directory(self._directory)
             except Exception as error:  # noqa: BLE001 which file has the name is not known now
                 self._faults.fatal(f"snapshot rename failed file={self._path}", error)
             self._state = SnapshotState.WRITTEN
             self.index = header.last[1]
         _log.info("snapshot written index=%d term=%d", header.last[1], header.last[2])
 
-    def _drop_failed(self, path: Path) -> None:
+    def _drop_failed(self, path: str) -> None:
         """Remove a partly written snapshot to free its space for the journal."""
-        for left in (path.with_name(path.name + NEW_SUFFIX), path):
+        for left in (path + NEW_SUFFIX, path):
             with contextlib.suppress(OSError):
-                if self._files.exists(left):
-                    self._files.unlink(left)
+                self._disk.unlink(left)
 
     def poll(self) -> SnapshotState:
         """Return the progress of writing; WRITTEN and FAILED are returned only once.
@@ -221,12 +221,12 @@ class SnapshotStore:
         """
         outgoing = self._outgoing.get(node)
         if outgoing is None:
-            if not self._files.exists(self._path):
+            if not self._disk.exists(self._path):
                 return None
-            handle = self._files.open(self._path)
-            outgoing = self._outgoing[node] = _Outgoing(handle, _peek_index(handle))
+            fd = self._disk.open(self._path)
+            outgoing = self._outgoing[node] = _Outgoing(fd, _peek_index(self._disk, fd))
         first = outgoing.offset == 0
-        data = outgoing.handle.pread(PART_BYTES, outgoing.offset)
+        data = self._disk.read(outgoing.fd, PART_BYTES, outgoing.offset)
         outgoing.offset += len(data)
         if not data:
             self.cancel(node)
@@ -236,49 +236,48 @@ class SnapshotStore:
         """End the transfer to a follower; the next one starts from the beginning."""
         outgoing = self._outgoing.pop(node, None)
         if outgoing is not None:
-            outgoing.handle.close()
+            self._disk.close(outgoing.fd)
 
     # -- receiving from the leader
 
     def receive(self, data: bytes, *, first: bool, last: bool) -> bool:
         """Store one part; return True once the whole snapshot is durable, verified and loaded."""
-        path = self._path.with_name(f"{SNAPSHOT_FILE}.incoming")
+        path = f"{self._path}.incoming"
         try:
             if first:
                 self._drop_incoming()
-                self._incoming, self._incoming_bytes = self._files.open(path, create=True), 0
+                self._incoming, self._incoming_bytes = self._disk.open(path, create=True), 0
+                self._disk.truncate(self._incoming, 0)
             if self._incoming is None:
                 return False
-            self._incoming.pwrite(data, self._incoming_bytes)
+            self._disk.write(self._incoming, data, self._incoming_bytes)
             self._incoming_bytes += len(data)
             if not last:
                 return False
-            return self._install(path)
+            return self._install(path, self._incoming)
         except Exception as error:  # noqa: BLE001 half installed is not a state to go on with
             self._faults.fatal(f"snapshot install failed file={path}", error)
 
-    def _install(self, path: Path) -> bool:
-        if self._incoming is not None:
-            # Sync before the rename; the library itself does not (lesson 9).
-            self._incoming.sync()
+    def _install(self, path: str, fd: int) -> bool:
+        self._disk.sync_data(fd)  # before the rename; the library itself does not (lesson 9)
+        data = self._disk.read(fd, self._incoming_bytes, 0)
         self._drop_incoming()
-        data = self._files.read(path)
         try:
             self._parse(data)
         except CorruptionError as error:
             # A part was lost with its connection; the leader starts again if this voter is behind.
             _log.warning("received snapshot refused error=%s", error)
-            self._files.unlink(path)
+            self._disk.unlink(path)
             return False
-        self._files.rename(path, self._path)
-        self._files.sync_directory(self._path.parent)
+        self._disk.rename(path, self._path)
+        self._disk.sync_directory(self._directory)
         self.header = self._thaw(data)
         _log.info("snapshot installed index=%d bytes=%d", self.header.last[1], len(data))
         return True
 
     def _drop_incoming(self) -> None:
         if self._incoming is not None:
-            self._incoming.close()
+            self._disk.close(self._incoming)
             self._incoming = None
 
     def close(self) -> threading.Thread | None:
@@ -290,14 +289,14 @@ class SnapshotStore:
         return self._thread
 
 
-def drop_leftovers(files: Files, directory: Path) -> None:
+def drop_leftovers(disk: Disk, directory: str) -> None:
     """Remove files that a crash left half written.
 
     Call before anything is written to the directory.
     """
-    for name in files.names(directory):
+    for name in disk.names(directory):
         if name.startswith(SNAPSHOT_FILE + ".") or name.endswith(NEW_SUFFIX):
-            files.unlink(directory / name)
+            disk.unlink(f"{directory}/{name}")
 
 
 def frame(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -316,7 +315,7 @@ def _chain(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
     yield from chunks
 
 
-def parse_snapshot(data: bytes, path: Path) -> tuple[SnapshotHeader, list[bytes]]:
+def parse_snapshot(data: bytes, path: str) -> tuple[SnapshotHeader, list[bytes]]:
     """Return header and chunks of a whole file; raise CorruptionError, which names ``path``."""
     try:
         frames = list(unframe(data))
@@ -353,8 +352,8 @@ def unframe(data: bytes) -> Iterator[bytes]:
         offset = start + length
 
 
-def _peek_index(handle: FileHandle) -> int:
+def _peek_index(disk: Disk, fd: int) -> int:
     start = len(_MAGIC) + _FRAME.size
-    length, _ = _FRAME.unpack(handle.pread(_FRAME.size, len(_MAGIC)))
-    header = msgspec.json.decode(handle.pread(length, start), type=SnapshotHeader)
+    length, _ = _FRAME.unpack(disk.read(fd, _FRAME.size, len(_MAGIC)))
+    header = msgspec.json.decode(disk.read(fd, length, start), type=SnapshotHeader)
     return header.last[1]

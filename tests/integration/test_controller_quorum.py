@@ -16,9 +16,9 @@ from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.records.commands import BrokerHeartbeat, CreateTopic, FetchMetadata
 from tests.support.metadata_world import BROKERS, CLUSTER, config, registration, topic_id
-from tests.support.power_loss_disk import RaisingFaults
 from tests.support.quorum_process import config as voter_config
 from tests.support.quorum_process import format_all, free_addresses
+from tests.support.raising_faults import RaisingFaults
 from tests.support.waiting import until
 
 NODES = [1, 2, 3]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.ids import NodeId
 from raft_metadata.common.tls import TlsContexts
 from raft_metadata.quorum import peer_links
 from raft_metadata.quorum.data_dir import DataDir, Identity
-from raft_metadata.quorum.files import DiskFiles
 from raft_metadata.quorum.peer_links import (
     HELLO_TIMEOUT_S,
     MAX_STRANGERS,
@@ -27,8 +27,8 @@ from raft_metadata.quorum.peer_links import (
     PeerLinks,
 )
 from raft_metadata.quorum.wire import MAX_FRAME_BYTES, MAX_HELLO_BYTES, Codec, hello
-from tests.support.power_loss_disk import RaisingFaults
 from tests.support.quorum_process import CLUSTER, config, format_all, free_addresses
+from tests.support.raising_faults import RaisingFaults
 from tests.support.tcp_relay import TcpRelay
 
 NODES = (101, 102, 103)
@@ -59,7 +59,7 @@ class End:
         identity = Identity(
             cluster_id=CLUSTER, node_id=self.node, directory_id=settings.directory_id
         )
-        self.home = DataDir(DiskFiles(), settings.raft_dir, identity, RaisingFaults())
+        self.home = DataDir(Disk(), settings.raft_dir, identity, RaisingFaults())
         self.errors: list[Exception] = []
         owner = LinkOwner(lambda: None, self.errors.append)
         self.links = PeerLinks(settings, PeerAuthenticator(self.home), tls, owner)

@@ -17,13 +17,12 @@ import pytest
 import uvloop
 from typing_extensions import override
 
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import ErrorCode, KafkaError, StorageError
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import Identity, format_rejoining_raft_dir
-from raft_metadata.quorum.files import DiskFiles, FileHandle, Files
 from raft_metadata.quorum.metadata_quorum import NO_LEADER_CONTACT_MS, Leadership, MetadataQuorum
-from tests.support.power_loss_disk import RaisingFaults
 from tests.support.quorum_process import (
     PayloadList,
     SilentListener,
@@ -31,6 +30,7 @@ from tests.support.quorum_process import (
     format_all,
     free_addresses,
 )
+from tests.support.raising_faults import RaisingFaults
 from tests.support.tcp_relay import TcpRelay
 
 NODES = (1, 2, 3)
@@ -39,10 +39,10 @@ NODES = (1, 2, 3)
 class Voter(SilentListener):
     """One quorum and what it told its owner."""
 
-    def __init__(self, settings: QuorumConfig, files: Files | None = None) -> None:
+    def __init__(self, settings: QuorumConfig, disk: Disk | None = None) -> None:
         super().__init__()
         self.machine = PayloadList()
-        self.quorum = MetadataQuorum(settings, self.machine, RaisingFaults(), files=files)
+        self.quorum = MetadataQuorum(settings, self.machine, RaisingFaults(), disk=disk)
 
     async def start(self) -> None:
         await self.quorum.start(self)
@@ -164,36 +164,28 @@ def test_three_voters_on_uvloop(tmp_path: Path) -> None:
     uvloop.run(story())
 
 
-class SlowFiles(DiskFiles):
+class SlowDisk(Disk):
     """A disk of which every fdatasync takes 400 ms from some moment on."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.is_slow = False
 
-    def open(self, path: Path, *, create: bool = False) -> FileHandle:
-        handle = super().open(path, create=create)
-        sync = handle.sync
-
-        def slow_sync() -> None:
-            if self.is_slow:
-                time.sleep(0.4)
-            sync()
-
-        handle.sync = slow_sync  # type: ignore[method-assign]
-        return handle
+    def sync_data(self, fd: int) -> None:
+        if self.is_slow:
+            time.sleep(0.4)
+        super().sync_data(fd)
 
 
 async def test_rule_m7_a_disk_that_takes_400_ms_a_sync_causes_no_election(tmp_path: Path) -> None:
     format_all(tmp_path, NODES)
-    addresses, files = free_addresses(NODES), SlowFiles()
-    voters = [Voter(config(node, tmp_path, addresses), files) for node in NODES]
+    addresses, disk = free_addresses(NODES), SlowDisk()
+    voters = [Voter(config(node, tmp_path, addresses), disk) for node in NODES]
     for voter in voters:
         await voter.start()
     leader = await active(voters)
     term = leader.quorum.term
     await leader.quorum.submit(b"quick", term)
-    files.is_slow = True
+    disk.is_slow = True
     loop = asyncio.get_running_loop()
     took, longest = [], 0.0
 
@@ -209,7 +201,7 @@ async def test_rule_m7_a_disk_that_takes_400_ms_a_sync_causes_no_election(tmp_pa
         before = loop.time()
         await asyncio.sleep(0.005)
         longest = max(longest, loop.time() - before)
-    files.is_slow = False
+    disk.is_slow = False
     assert min(took) > 0.4, "the disk was waited for"
     assert longest < 0.3, "the loop stood still"
     assert {voter.quorum.term for voter in voters} == {term}

@@ -21,7 +21,6 @@ from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.quorum.peer_links import HELLO_TIMEOUT_S
 from raft_metadata.quorum.wire import Codec, hello
 from tests.support.certificates import Authority
-from tests.support.power_loss_disk import RaisingFaults
 from tests.support.quorum_process import (
     CLUSTER,
     PayloadList,
@@ -30,6 +29,7 @@ from tests.support.quorum_process import (
     format_all,
     free_addresses,
 )
+from tests.support.raising_faults import RaisingFaults
 
 NODES = (101, 102, 103)
 READY_S = 15.0

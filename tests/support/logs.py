@@ -17,8 +17,8 @@ from raft_metadata.common.ids import BrokerEpoch, PartitionId, TopicId, TopicNam
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from broker.log.disk import Disk
     from broker.log.partition_log import PartitionLog
+    from raft_metadata.common.disk import Disk
 
 TOPIC = TopicName("orders")
 TOPIC_ID = TopicId("T" * 22)

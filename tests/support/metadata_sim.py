@@ -29,8 +29,8 @@ from tests.support.metadata_sim_lives import (
     VirtualLoop,
 )
 from tests.support.metadata_witness import Witness
-from tests.support.power_loss_disk import Killed
 from tests.support.quorum_sim import CLOCK
+from tests.support.simulated_disk import Killed
 
 
 class MetadataSim:
@@ -119,8 +119,8 @@ class MetadataSim:
         try:
             self.raft.start(node)
         except Killed:  # while it was opening its files
-            self.raft.disk.kill(self.raft.directory(node))
-            self.raft.disk.hook = None
+            self.raft.disk.kill(str(self.raft.directory(node)))
+            self.raft.disk.before = None
             return
         except StorageError as error:  # nothing rots here: whatever is missing was promised
             raise InvariantError("R16", f"voter {node} can't start", error) from error
@@ -134,7 +134,7 @@ class MetadataSim:
     def kill(self, node: NodeId) -> None:
         life = self.up[node]
         life.is_dead = True
-        self.raft.disk.hook = None
+        self.raft.disk.before = None
         for task in life.tasks:
             task.cancel()
         self.raft.kill(node)
@@ -143,7 +143,7 @@ class MetadataSim:
     def power_cut(self, node: NodeId, keep: float) -> None:
         if node in self.up:
             self.kill(node)
-        self.raft.disk.power_cut(self.rng, keep, self.raft.directory(node))
+        self.raft.disk.cut_power(self.rng, keep, str(self.raft.directory(node)))
 
     def lose_disk(self, node: NodeId) -> None:
         """Rule Q4: an empty disk, and an operator who says so to every other voter."""

@@ -21,8 +21,8 @@ from raft_metadata.quorum.metadata_quorum import ListenerEvents, MetadataQuorum
 from raft_metadata.quorum.wire import Codec
 from tests.support.metadata_witness import SESSION_S, Witness
 from tests.support.metadata_world import CLUSTER as METADATA_CLUSTER
-from tests.support.power_loss_disk import Killed
 from tests.support.quorum_sim import CLOCK, Sim, Voter
+from tests.support.simulated_disk import Killed
 
 if TYPE_CHECKING:
     from tests.support.metadata_sim import MetadataSim
@@ -137,7 +137,7 @@ class ControllerLife(Voter):
         self.controller_tick_due: float = 0
         self.started = CLOCK.time
         super().__init__(raft, node, partial(world.write_snapshot, self))
-        self.quorum._node, self.quorum._disk = self.raft, self.disk
+        self.quorum._node, self.quorum._files = self.raft, self.disk
         self.quorum._loop = world.loop
         world.witness.started(self)
 

@@ -16,8 +16,9 @@ from tests.support.metadata_sim_clients import RACKS, Broker
 from tests.support.metadata_sim_lives import SESSION_S
 from tests.support.metadata_sim_operators import Operator
 from tests.support.metadata_witness import Witness
-from tests.support.power_loss_disk import Died, Killed
 from tests.support.quorum_sim import CLOCK
+from tests.support.raising_faults import Died
+from tests.support.simulated_disk import Killed
 
 HEAL_LEADER_S = 3.0
 HEAL_ALL_S = 8.0
@@ -211,20 +212,20 @@ class Story:
         node = self._a_controller()
         if node is None:
             return
-        home, left = world.raft.directory(node), [rng.randint(1, 12)]
+        home, left = f"{world.raft.directory(node)}", [rng.randint(1, 12)]
 
-        def hook(_operation: str, path: object) -> None:
-            if not path.is_relative_to(home):  # type: ignore[attr-defined]
-                return
+        def hook(operation: str, path: str) -> None:
+            if operation == "create" or not (path == home or path.startswith(home + "/")):
+                return  # what is made is also truncated, new or not
             left[0] -= 1
             if left[0] == 0:
-                world.raft.disk.hook = None
+                world.raft.disk.before = None
                 if rng.random() < 0.6:
                     world.after(0.0, partial(self._then_no_power, node))
                 self._back_soon(node)
                 raise Killed
 
-        world.raft.disk.hook = hook
+        world.raft.disk.before = hook
 
     def _then_no_power(self, node: NodeId) -> None:
         if node not in self.world.up:
@@ -387,7 +388,7 @@ class Story:
         self.is_over = True
         world.sloppiness = 0.0
         self.mend_links()
-        world.raft.disk.hook = None
+        world.raft.disk.before = None
         for node in list(world.up):
             world._resume(world.up[node])
         self.start_controllers()

@@ -233,27 +233,25 @@ class Witness(ImagesWitness):
 
     def _held_by_a_lost_disk(self, node: NodeId, index: int) -> bool:
         """Acknowledged, then lost: its new disk helps nobody win who lacks it (rule Q4)."""
-        meta = read_raft_meta(self.world.raft.directory(node), files=self.world.raft.disk)
+        meta = read_raft_meta(self.world.raft.directory(node), disk=self.world.raft.disk)
         if meta is None or meta.fence == "none":
             return False
         return any(key[0] == node and acked[0] >= index for key, acked in self.acked.items())
 
     def _on_disk(self, node: NodeId, index: int, term: int) -> bool:
-        disk, home = self.world.raft.disk, self.world.raft.directory(node)
         snapshot = self._snapshot_on_disk(node)
         if snapshot is not None and snapshot[1] >= index:
             return True
-        if not disk.exists(home / JOURNAL_FILE):
-            return False
-        path = home / JOURNAL_FILE
-        entries = parse_journal(disk.read(path), path).entries
+        path = f"{self.world.raft.directory(node)}/{JOURNAL_FILE}"
+        data = self.world.raft.disk.read_file(path)
+        entries = [] if data is None else parse_journal(data, path).entries
         return any(entry[1:] == (index, term) for entry in entries)
 
     def _snapshot_on_disk(self, node: NodeId) -> tuple[int, int] | None:
-        path = self.world.raft.directory(node) / SNAPSHOT_FILE
-        if not self.world.raft.disk.exists(path):
+        data = self.world.raft.disk.read_file(f"{self.world.raft.directory(node)}/{SNAPSHOT_FILE}")
+        if data is None:
             return None
-        header = snapshot_header(self.world.raft.disk.read(path))
+        header = snapshot_header(data)
         return header.previous[1], header.last[1]
 
     def _acked_is_kept(self, life: ControllerLife) -> None:
@@ -410,21 +408,18 @@ class Witness(ImagesWitness):
 
     def _from_disk(self, life: ControllerLife) -> MetadataImage:
         machine = MetadataStateMachine()
-        path = world_path(life, SNAPSHOT_FILE)
+        directory = life.world.raft.directory(life.node_id)
+        data = life.world.raft.disk.read_file(f"{directory}/{SNAPSHOT_FILE}")
         reached = 0
-        if life.world.raft.disk.exists(path):
-            _, *chunks = unframe(life.world.raft.disk.read(path))
-            header = snapshot_header(life.world.raft.disk.read(path))
+        if data is not None:
+            _, *chunks = unframe(data)
+            header = snapshot_header(data)
             reached = header.last[1]
             machine.restore(chunks, reached, header.last[2])
         for command, index, term in life.raft.journal.entries:
             if reached < index <= life.raft.applied_index and command[0] == REGULAR:
                 machine.apply(index, term, command[1:])
         return machine.image
-
-
-def world_path(life: ControllerLife, name: str) -> Any:
-    return life.world.raft.directory(life.node_id) / name
 
 
 def snapshot_header(data: bytes) -> SnapshotHeader:

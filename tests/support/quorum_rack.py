@@ -7,11 +7,10 @@ granularity, remembered over any number of restarts.
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 from raft_metadata.common.ids import NodeId
-from tests.support.power_loss_disk import Killed
 from tests.support.quorum_sim import CLOCK, Answer, Sim
+from tests.support.simulated_disk import Killed
 
 
 class Rack:
@@ -25,17 +24,19 @@ class Rack:
         self.cuts = 0
 
     def arm(self, victims: list[NodeId]) -> None:
-        left = {self.sim.directory(node): self.rng.randint(1, 40) for node in victims}
+        left = {f"{self.sim.directory(node)}": self.rng.randint(1, 40) for node in victims}
         only = self.rng.choice(("journal", "journal", ""))
 
-        def hook(operation: str, path: Path) -> None:
-            for directory in [d for d in left if path.is_relative_to(d)]:
+        def hook(operation: str, path: str) -> None:
+            if operation == "create":
+                return  # what is made is also truncated, new or not
+            for directory in [d for d in left if path == d or path.startswith(d + "/")]:
                 left[directory] -= 1
-                due = operation == "sync" and only in path.name
+                due = operation.startswith("sync") and only in path.rpartition("/")[2]
                 if left[directory] <= 0 and (due or left[directory] < -200):
                     raise Killed
 
-        self.sim.disk.hook = hook
+        self.sim.disk.before = hook
 
     def write(self, seconds: float) -> None:
         end = CLOCK.time + seconds
@@ -50,7 +51,7 @@ class Rack:
     def power_cut(self, node: NodeId) -> None:
         self.cuts += 1
         keep = self.rng.choice((0.2, 0.5, 0.8))
-        self.sim.disk.power_cut(self.rng, keep, under=self.sim.directory(node))
+        self.sim.disk.cut_power(self.rng, keep, under=str(self.sim.directory(node)))
 
     def crash(self) -> None:
         down = [node for node in self.sim.ids if node not in self.sim.up]
@@ -72,18 +73,18 @@ class Rack:
                 try:
                     self.sim.start(node)
                 except Killed:
-                    self.sim.disk.hook = None
-                    self.sim.disk.kill(self.sim.directory(node))
+                    self.sim.disk.before = None
+                    self.sim.disk.kill(str(self.sim.directory(node)))
                     if self.rng.random() < 0.6:
                         self.power_cut(node)
-            self.sim.disk.hook = None
+            self.sim.disk.before = None
 
     def one_round(self) -> None:
         """Writes, a crash of some at any call, power cuts of those, and their restart."""
         victims = self.rng.sample(self.sim.ids, self.rng.choice((1, 1, 2, 3)))
         self.arm(victims if self.rng.random() < 0.9 else [])
         self.write(self.rng.uniform(0.2, 2))
-        self.sim.disk.hook = None
+        self.sim.disk.before = None
         self.crash()
         self.start()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from raft_metadata.quorum.data_dir import (
 )
 from raft_metadata.quorum.raft_node import RaftNode, RaftParts
 from raft_metadata.quorum.wire import Codec
-from tests.support.power_loss_disk import Killed, PowerLossDisk, RaisingFaults
+from tests.support.raising_faults import RaisingFaults
+from tests.support.simulated_disk import Killed, SimulatedDisk
 
 CLUSTER = ClusterId("cluster-of-the-test")
 STEP_S = 0.01
@@ -243,7 +244,7 @@ class Sim:
     def __init__(self, voters: int = 3, seed: int = 1, **config: Any) -> None:
         random.seed(seed)  # the library draws its election time-outs there
         self.seed, self.settings = seed, config
-        self.disk = PowerLossDisk()
+        self.disk = SimulatedDisk()
         self.ids = [NodeId(node) for node in range(1, voters + 1)]
         self.directory_ids = {node: DirectoryId(f"disk-{node}") for node in self.ids}
         self.up: dict[NodeId, Voter] = {}
@@ -281,9 +282,9 @@ class Sim:
         identity = Identity(cluster_id=CLUSTER, node_id=node, directory_id=self.directory_ids[node])
         if rejoin:
             others = {v: d for v, d in self.directory_ids.items() if v != node}
-            format_rejoining_raft_dir(self.directory(node), identity, others, files=self.disk)
+            format_rejoining_raft_dir(self.directory(node), identity, others, disk=self.disk)
         else:
-            format_raft_dir(self.directory(node), identity, self.directory_ids, files=self.disk)
+            format_raft_dir(self.directory(node), identity, self.directory_ids, disk=self.disk)
 
     def write_log(self, node: NodeId, term: int, terms: Sequence[int]) -> None:
         """A log written in an earlier life: the terms of entries 2, 3, …"""
@@ -339,7 +340,7 @@ class Sim:
     def kill(self, *nodes: NodeId) -> None:
         for node in nodes or list(self.up):
             self.up.pop(node)
-            self.disk.kill(self.directory(node))
+            self.disk.kill(str(self.directory(node)))
             for its in self.up.values():
                 self._link(its, node, up=False)
 
@@ -347,7 +348,7 @@ class Sim:
         """Kill it, give it an empty disk, formatted to rejoin."""
         if node in self.up:
             self.kill(node)
-        self.disk.wipe(self.directory(node))
+        self.disk.wipe(str(self.directory(node)))
         self.directory_ids[node] = DirectoryId(directory_id)
         self.format(node, rejoin=True)
 
@@ -426,6 +427,11 @@ class Sim:
         answer = self.up[node].submit(payload)
         self.until(answer.done, seconds)
         return answer
+
+
+def indexes(entries: Iterable[tuple[bytes, int, int]]) -> list[int]:
+    """Return the indexes of journal entries."""
+    return [entry[1] for entry in entries]
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from broker.config import BrokerConfig
-from broker.log.disk import DISK_FULL
 from broker.log.log_directory import LogConfig
 from broker.log.log_manager import LogManager
 from broker.log.partition_log import PartitionLog
 from broker.record.batch import RecordFormat, walk
 from broker.replication.replica_logs import ReplicaLogs
+from raft_metadata.common.disk import DISK_FULL
 from raft_metadata.common.errors import CorruptionError, KafkaError, StorageError
 from raft_metadata.common.ids import (
     BrokerEpoch,

@@ -21,16 +21,13 @@ from broker.server.lifecycle import ControllerClock
 from tests.support.replication_hosted import Clock, Hosted
 from tests.support.replication_invariants import Violation
 from tests.support.replication_topics import CLOCK_DIFFERENCE_MS
+from tests.support.simulated_disk import Killed
 
 if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
     from tests.support.replication_broker import Broker
 
 Work = Callable[[], None]
-
-
-class Killed(BaseException):
-    """The process of this thread is no more."""
 
 
 class Turn:

@@ -1,10 +1,10 @@
 """A disk in memory that forgets what was not synced, page by page, and fails on demand.
 
-The power-loss stand-in (rules, K): it works at 4 KiB pages, remembers what was synced across
-restarts of the process, and treats directory entries like data. It is unkind on purpose: of the
-unsynced pages and names any subset survives, in any order; but a rename happened or did not, as
-every journaling file system promises, also one of a directory. A failed sync loses its pages and
-leaves the cache looking clean, as Linux does.
+The power-loss stand-in (rules, K) of every simulated world, and of the tests of logs and voters: it
+works at 4 KiB pages, remembers what was synced across restarts of the process, and treats directory
+entries like data. It is unkind on purpose: of the unsynced pages and names any subset survives, in
+any order; but a rename happened or did not, as every journaling file system promises, also one of a
+directory. A failed sync loses its pages and leaves the cache looking clean, as Linux does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from broker.log.disk import Disk
+from raft_metadata.common.disk import Disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
 PAGE = 4096
+
+
+class Killed(BaseException):
+    """SIGKILL at this call. Not an Exception: no code may handle it."""
 
 
 class Inode:
@@ -49,13 +53,14 @@ class Inode:
         del self.durable[size:]
         self.dirty.clear()
 
-    def lose(self, rng: Random) -> None:
+    def lose(self, rng: Random, keep: float | None) -> None:
         """The power goes: each dirty page is on the disk or not, and so is the size."""
-        size = rng.choice((len(self.cache), len(self.durable)))
+        sizes = (len(self.cache), len(self.durable))
+        size = rng.choice(sizes) if keep is None else sizes[rng.random() >= keep]
         content = bytearray(self.durable[:size])
         content.extend(bytes(size - len(content)))
         for page in self.dirty:
-            if rng.random() < 0.5:
+            if rng.random() < (0.5 if keep is None else keep):
                 new = self.cache[page * PAGE : page * PAGE + PAGE]
                 end = min(page * PAGE + len(new), size)
                 if end > page * PAGE:
@@ -65,7 +70,11 @@ class Inode:
 
 
 class SimulatedDisk(Disk):
-    """Files by path. One process at a time; `kill` and `cut_power` end its life."""
+    """Files by path, of one process or of several machines with a directory each.
+
+    `kill` and `cut_power` end the life of all, or of those below a directory. `before(operation,
+    path)` runs before each call that changes something; it may raise OSError or `Killed`.
+    """
 
     def __init__(self) -> None:
         self.live: dict[str, Inode | None] = {}  # None: a directory
@@ -86,42 +95,72 @@ class SimulatedDisk(Disk):
 
     # faults
 
-    def kill(self) -> None:
-        """SIGKILL: descriptors and locks go, the page cache stays."""
-        self.descriptors.clear()
-        self.locked.clear()
-        self.before = None
-        self.room = None
+    def kill(self, under: str = "") -> None:
+        """SIGKILL: descriptors and locks go, the page cache stays.
 
-    def cut_power(self, rng: Random) -> None:
-        self.kill()
-        for pair in list(self.moved):
-            self._settle_move(pair, happened=rng.random() < 0.5)
-        for one, other in self.exchanged:
-            self._swap(self.synced if rng.random() < 0.5 else self.live, one, other)
-        self.exchanged.clear()
+        If all are killed, the faults end too.
+        """
+        self.descriptors = {
+            fd: opened for fd, opened in self.descriptors.items() if not _is_in(opened[0], under)
+        }
+        self.locked = {path for path in self.locked if not _is_in(path, under)}
+        if not under:
+            self.before = None
+            self.room = None
+
+    def cut_power(self, rng: Random, keep: float | None = None, under: str = "") -> None:
+        """Kill, and lose what was not synced, on all machines or on the one with this directory.
+
+        `keep` is the chance of each page and name to survive; an even one if it is None. (Sizes are
+        drawn in two ways for the sake of the kept seeds: each is a list of draws.)
+        """
+        self.kill(under)
+        chance = 0.5 if keep is None else keep
+        for pair in [pair for pair in self.moved if _is_in(pair[0], under)]:
+            self._settle_move(pair, happened=rng.random() < chance)
+        for one, other in [pair for pair in self.exchanged if _is_in(pair[0], under)]:
+            del self.exchanged[one, other]
+            self._swap(self.synced if rng.random() < chance else self.live, one, other)
         names: dict[str, Inode | None] = {}
         coins: dict[str, bool] = {}
-        for source, target in self.renames:
-            coins[source] = coins[target] = coins.get(source, coins.get(target, rng.random() < 0.5))
-        self.renames.clear()
-        for path in sorted({*self.live, *self.synced}):
+        for source, target in [pair for pair in self.renames if _is_in(pair[0], under)]:
+            self.renames.remove((source, target))
+            happened = coins.get(source, coins.get(target, rng.random() < chance))
+            coins[source] = coins[target] = happened
+        for path in sorted(path for path in {*self.live, *self.synced} if _is_in(path, under)):
             versions = [names_of[path] for names_of in (self.live, self.synced) if path in names_of]
             if len(versions) == 2 and versions[0] is versions[1]:
                 names[path] = versions[0]
-            elif coins[path] if path in coins else rng.random() < 0.5:
+            elif coins[path] if path in coins else rng.random() < chance:
                 if path in self.live:
                     names[path] = self.live[path]
             elif path in self.synced:
                 names[path] = self.synced[path]
-        self.live = {
+        left = {
             path: inode
             for path, inode in names.items()
-            if all(parent in names for parent in self._parents(path))
+            if all(parent in names or not _is_in(parent, under) for parent in self._parents(path))
         }
-        for inode in dict.fromkeys(inode for inode in self.live.values() if inode):
-            inode.lose(rng)
-        self.synced = dict(self.live)
+        for inode in dict.fromkeys(inode for inode in left.values() if inode):
+            inode.lose(rng, keep)
+        for of_all in (self.live, self.synced):
+            for path in [path for path in of_all if _is_in(path, under)]:
+                del of_all[path]
+            of_all.update(left)
+
+    def wipe(self, under: str) -> None:
+        """Put another, empty disk in the place of this directory."""
+        self.kill(under)
+        for names in (self.live, self.synced):
+            for path in [path for path in names if _is_in(path, under)]:
+                del names[path]
+        self.renames = [pair for pair in self.renames if not _is_in(pair[0], under)]
+
+    def file(self, path: str) -> Inode:
+        """Return the file as processes see it."""
+        inode = self.live[path]
+        assert inode is not None, path
+        return inode
 
     def _settle_move(self, pair: tuple[str, str], *, happened: bool) -> None:
         """A directory stands in one place with all that is in it, in the other with nothing."""
@@ -147,18 +186,11 @@ class SimulatedDisk(Disk):
         path: str = "",
         allowed: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Let the next such call on a path that contains ``path`` raise, if ``allowed`` then.
-
-        A sync that fails loses its pages.
-        """
+        """Let the next such call on a path that contains ``path`` raise, if ``allowed`` then."""
 
         def check(called: str, on: str) -> None:
             if called == operation and path in on and allowed():
                 self.before = None
-                if operation.startswith("sync"):
-                    for name, inode in self.live.items():
-                        if inode and (name == on or operation == "sync_filesystem"):
-                            inode.dirty.clear()
                 raise OSError(number, os.strerror(number))
 
         self.before = check
@@ -239,19 +271,28 @@ class SimulatedDisk(Disk):
             inode.dirty.add(size // PAGE)
         inode.dirty = {page for page in inode.dirty if page * PAGE < size}
 
+    def _sync(self, operation: str, fd: int, inodes: list[Inode]) -> None:
+        try:
+            self._call(operation, self.descriptors[fd][0])
+        except OSError:
+            for inode in inodes:
+                inode.dirty.clear()  # as Linux: clean now, and not on the disk
+            raise
+        for inode in inodes:
+            inode.sync()
+
     @override
     def sync_data(self, fd: int) -> None:
-        self._call("sync_data", self.descriptors[fd][0])
-        self._inode(fd).sync()
+        self._sync("sync_data", fd, [self._inode(fd)])
 
     @override
     def sync_file(self, fd: int) -> None:
-        self._call("sync_file", self.descriptors[fd][0])
-        self._inode(fd).sync()
+        self._sync("sync_file", fd, [self._inode(fd)])
 
     @override
     def sync_directory(self, path: str) -> None:
         self._call("sync_directory", path)
+        path = path.rstrip("/")
         self.renames = [pair for pair in self.renames if pair[1].rpartition("/")[0] != path]
         for pair, waited_for in list(self.moved.items()):
             waited_for.discard(path)
@@ -280,10 +321,7 @@ class SimulatedDisk(Disk):
 
     @override
     def sync_filesystem(self, fd: int) -> None:
-        self._call("sync_filesystem", self.descriptors[fd][0])
-        for inode in self.live.values():
-            if inode:
-                inode.sync()
+        self._sync("sync_filesystem", fd, [inode for inode in self.live.values() if inode])
         self.synced = dict(self.live)
         self.renames.clear()
         self.moved.clear()
@@ -343,3 +381,17 @@ class SimulatedDisk(Disk):
         if path in self.locked:
             raise BlockingIOError(errno.EWOULDBLOCK, "locked", path)
         self.locked.add(path)
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory + "/")
+
+
+def kill_at(operation: str, part: str) -> Callable[[str, str], None]:
+    """Return what `before` may be: SIGKILL at the next such call on a path with this part."""
+
+    def before(called: str, path: str) -> None:
+        if called.startswith(operation) and part in path:
+            raise Killed
+
+    return before

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from typing_extensions import override
 
-from broker.log.disk import Disk
 from broker.log.log_directory import LogConfig
 from broker.log.recovery import REMOVED_SUFFIX
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import KafkaError, StorageError
 from tests.support.logs import Life, append, values_of
 from tests.support.simulated_disk import SimulatedDisk

@@ -12,7 +12,6 @@ import orjson
 import pytest
 from typing_extensions import override
 
-from broker.log.disk import Disk
 from broker.replication import events as events_module
 from broker.replication.events import (
     EVENT_FILE,
@@ -28,6 +27,7 @@ from broker.replication.events import (
 )
 from broker.replication.leader_state import LeaderState, Proposal
 from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.ids import (
     BrokerEpoch,
     IncarnationId,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from broker.log.disk import Disk
 from broker.replication.frames import Push, Valid
 from broker.replication.partition import Following
 from broker.server.fetch import FollowerReads, choose_follower
@@ -16,6 +15,7 @@ from broker.server.local_partitions import Read
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.requests import FetchRequest
 from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from broker.log import hash_chain
-from broker.log.disk import Disk
 from broker.log.hash_chain import (
     CHAIN_INTERVAL,
     ChainRangeError,
@@ -19,6 +18,7 @@ from broker.log.hash_chain import (
 )
 from broker.log.log_directory import LogConfig
 from broker.record.batch import HEADER_SIZE, build_header, parse_header
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError
 from tests.support.logs import Life, append
 

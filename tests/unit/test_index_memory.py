@@ -11,7 +11,6 @@ import pytest
 
 from broker.log import index
 from broker.log.compaction import CompactionConfig
-from broker.log.disk import Disk
 from broker.log.index import (
     ENTRY_BYTES,
     IndexFileHead,
@@ -22,6 +21,7 @@ from broker.log.index import (
 )
 from broker.log.log_directory import LogConfig
 from broker.log.segment import Segment
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError
 from tests.support.compaction_model import append_keyed, clean
 from tests.support.logs import Life, append, offset_for_timestamp, values_of

@@ -14,10 +14,10 @@ from typing_extensions import override
 
 from broker.log import log_producers
 from broker.log.compaction import CleanState
-from broker.log.disk import Disk
 from broker.log.log_directory import LogConfig
 from broker.log.swap import read_state
 from broker.record.batch import RecordFormat
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import KafkaError, Outcome
 from raft_metadata.common.ids import Claim
 from tests.support.logs import Life, append, records, values_of

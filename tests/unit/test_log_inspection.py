@@ -10,12 +10,12 @@ from click.testing import CliRunner, Result
 
 from broker.log.checkpoints import encode_checkpoint
 from broker.log.compaction import CompactionConfig
-from broker.log.disk import Disk
 from broker.log.index import OffsetIndex, decode_index, encode_index
 from broker.log.inspection import DAMAGE, NOTE, TORN, check_folder
 from broker.log.log_directory import LogConfig
 from broker.record.batch import HEADER_SIZE
 from http_api.cli.main import cli
+from raft_metadata.common.disk import Disk
 from tests.support.compaction_model import append_keyed, clean
 from tests.support.logs import Life, append
 

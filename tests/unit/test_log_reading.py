@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.log import log_reader
-from broker.log.disk import Disk
 from broker.log.log_reader import line_from
 from broker.record.batch import HEADER_SIZE, BatchSlice
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from tests.support.logs import Life, append
 

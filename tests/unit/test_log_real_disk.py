@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.log.disk import Disk
 from broker.log.log_directory import LogConfig
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.ids import TopicIdPartition
 from tests.support.logs import Life, append, values_of
 

@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from typing_extensions import override
 
 from broker.log.directory_files import DirectoryFiles
-from broker.log.disk import Disk
 from broker.log.inspection import check_folder, clean_ends
 from broker.log.log_directory import LogConfig
 from broker.log.recovery import LEADER_EPOCH_FILE
 from broker.log.salvage import COPY_MARK, SCRATCH, ByteRange, LostOffsets, Salvage, plan_salvage
 from broker.log.swap import STATE_FILE, read_state
 from broker.record.batch import HEADER_SIZE, walk
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import PartitionId, TopicId
 from tests.support.logs import TOPIC_ID, Life, append, values_of

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from typing_extensions import override
 
-from broker.log.disk import Disk, ReadCounts
 from broker.log.log_manager import LogManager
 from broker.log.log_reader import warm
+from broker.log.segment import ReadCounts
 from broker.server.local_partitions import LocalPartitions, Read
+from raft_metadata.common.disk import Disk
 from tests.support.logs import Life, append
 from tests.unit.test_broker_local_partitions import HERE, ME, Here, image, records
 from tests.unit.test_broker_local_partitions import here as here

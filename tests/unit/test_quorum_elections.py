@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raft_metadata.common.disk import read_checked
 from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.elections import DiskWatch
-from raft_metadata.quorum.files import read_checked
 from raft_metadata.quorum.journal import DurableJournal, Vote
-from tests.support.power_loss_disk import PowerLossDisk, RaisingFaults
 from tests.support.quorum_sim import CLOCK, Sim, quorum_world
+from tests.support.raising_faults import RaisingFaults
+from tests.support.simulated_disk import SimulatedDisk
 
 __all__ = ["quorum_world"]
 pytestmark = pytest.mark.usefixtures("quorum_world")
@@ -74,7 +74,7 @@ def test_rule_q7_a_higher_term_is_durable_and_no_leader_contact() -> None:
     voter.transport.adopt(voter.transport.voter(c), term + 3)
     assert (voter.contact.when, voter.election_deadline) == before
     assert voter.raftCurrentTerm == term + 3
-    body = read_checked(sim.disk, sim.directory(b) / "vote.json")
+    body = read_checked(sim.disk, f"{sim.directory(b)}/vote.json")
     assert msgspec.json.decode(body or b"", type=Vote) == Vote(term + 3, None)
 
 
@@ -236,7 +236,7 @@ def test_defect_2_a_leader_whose_disk_hangs_commits_by_the_others_and_gives_way(
 
 
 def test_rule_m7_a_stall_of_our_own_is_no_disk_that_hangs() -> None:
-    disk = opened(PowerLossDisk())
+    disk = opened(SimulatedDisk())
     disk.add(b"\1", 1, 0)  # and nobody flushes it
     watch, now = DiskWatch(), 1000.0
     assert not watch.check_for_hang(disk, now)
@@ -250,9 +250,9 @@ def test_rule_m7_a_stall_of_our_own_is_no_disk_that_hangs() -> None:
     assert hangs
 
 
-def opened(disk: PowerLossDisk) -> DurableJournal:
-    disk.make_directory(Path("/raft"))
-    return DurableJournal(disk, Path("/raft"), RaisingFaults())
+def opened(disk: SimulatedDisk) -> DurableJournal:
+    disk.make_directory("/raft")
+    return DurableJournal(disk, "/raft", RaisingFaults())
 
 
 def test_defect_10_a_vote_sent_twice_counts_once() -> None:

@@ -7,15 +7,15 @@ import errno
 import random
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.journal import DurableJournal, ThreadFlusher
-from tests.support.power_loss_disk import Died, PowerLossDisk, RaisingFaults, indexes
-from tests.support.quorum_sim import CLOCK, STEP_S, Sim, quorum_world
+from tests.support.quorum_sim import CLOCK, STEP_S, Sim, indexes, quorum_world
+from tests.support.raising_faults import Died, RaisingFaults
+from tests.support.simulated_disk import SimulatedDisk
 
 __all__ = ["quorum_world"]
 
@@ -37,8 +37,10 @@ def test_rule_m7_a_slow_disk_delays_commits_and_stalls_no_heartbeat(slow: list[i
     for node in slow:
         sim.up[NodeId(node)].flusher.steps = lambda: SLOW_STEPS
     term, answers = leader.term, []
-    on_the_loop: list[Path] = []
-    sim.disk.hook = lambda _, path: None if path.name == "journal" else on_the_loop.append(path)
+    on_the_loop: list[str] = []
+    sim.disk.before = lambda _, path: (
+        None if path.endswith("/journal") else on_the_loop.append(path)
+    )
     end = CLOCK.time + 10
     while CLOCK.time < end:
         answers.append((CLOCK.time, leader.submit(b"%d" % len(answers))))
@@ -88,8 +90,8 @@ def test_defect_2_an_answer_leaves_after_the_sync_that_covers_it() -> None:
         if sender == b and message["type"] == "next_node_idx" and message["success"]:
             said.append(message["next_node_idx"] - 1)
             assert said[-1] <= follower.raft.journal.durable_index
-            content = sim.disk.platter[sim.directory(b) / "journal"]
-            assert b"payload-%d." % (said[-1] - 3) in content.platter or said[-1] < 4
+            content = sim.disk.synced[f"{sim.directory(b)}/journal"]
+            assert b"payload-%d." % (said[-1] - 3) in content.durable or said[-1] < 4
         return False
 
     sim.drop = drop
@@ -248,7 +250,7 @@ def test_rule_q3_an_answer_for_replaced_entries_never_leaves() -> None:
 
     def claims() -> list[tuple[int, int, bytes]]:
         return [
-            (int(to), m["term"], bytes(sim.disk.platter[sim.directory(b) / "journal"].platter))
+            (int(to), m["term"], bytes(sim.disk.synced[f"{sim.directory(b)}/journal"].durable))
             for sender, to, m in sim.said
             if sender == b and m["type"] == "next_node_idx" and m["success"]
             if m["next_node_idx"] - 1 >= at
@@ -283,15 +285,15 @@ class HeldFlusher:
         done()
 
 
-def opened(disk: PowerLossDisk, flusher: Any = None) -> DurableJournal:
-    disk.make_directory(Path("/raft"))
+def opened(disk: SimulatedDisk, flusher: Any = None) -> DurableJournal:
+    if not disk.exists("/raft"):
+        disk.make_directory("/raft")
+        disk.sync_directory("/")
     randoms = random.Random(1).randbytes
-    return DurableJournal(
-        disk, Path("/raft"), RaisingFaults(), flusher=flusher, random_bytes=randoms
-    )
+    return DurableJournal(disk, "/raft", RaisingFaults(), flusher=flusher, random_bytes=randoms)
 
 
-def with_three(disk: PowerLossDisk, flusher: HeldFlusher) -> DurableJournal:
+def with_three(disk: SimulatedDisk, flusher: HeldFlusher) -> DurableJournal:
     journal = opened(disk, flusher)
     journal.set_vote(1, "a")
     journal.add(b"\1", 1, 0)
@@ -303,7 +305,7 @@ def with_three(disk: PowerLossDisk, flusher: HeldFlusher) -> DurableJournal:
 
 @pytest.mark.parametrize("worked_before", [True, False])
 def test_rule_q3_a_flush_in_flight_proves_nothing_after_a_truncation(worked_before: bool) -> None:
-    disk, flusher = PowerLossDisk(), HeldFlusher()
+    disk, flusher = SimulatedDisk(), HeldFlusher()
     journal = with_three(disk, flusher)
     work, done = flusher.jobs.pop()
     if worked_before:
@@ -318,12 +320,12 @@ def test_rule_q3_a_flush_in_flight_proves_nothing_after_a_truncation(worked_befo
     while flusher.jobs:
         flusher.run()
     assert journal.durable_index == 3
-    disk.power_cut(random.Random(1), 0)
+    disk.cut_power(random.Random(1), 0)
     assert [entry[0] for entry in opened(disk).entries] == [b"\1", b"\0old", b"\0new"]
 
 
 def test_rule_q3_a_truncation_of_what_nobody_wrote_lowers_the_durable_end_too() -> None:
-    disk, flusher = PowerLossDisk(), HeldFlusher()
+    disk, flusher = SimulatedDisk(), HeldFlusher()
     journal = with_three(disk, flusher)
     flusher.run()
     assert journal.durable_index == 3
@@ -338,7 +340,7 @@ def test_rule_q3_a_truncation_of_what_nobody_wrote_lowers_the_durable_end_too() 
 
 
 def test_what_is_added_while_one_is_in_flight_waits_for_the_next() -> None:
-    disk, flusher = PowerLossDisk(), HeldFlusher()
+    disk, flusher = SimulatedDisk(), HeldFlusher()
     journal = with_three(disk, flusher)
     told: list[int] = []
     journal.on_durable = lambda: told.append(journal.durable_index)
@@ -354,7 +356,7 @@ def test_what_is_added_while_one_is_in_flight_waits_for_the_next() -> None:
 
 
 def test_a_compaction_while_a_flush_is_in_flight_keeps_everything() -> None:
-    disk, flusher = PowerLossDisk(), HeldFlusher()
+    disk, flusher = SimulatedDisk(), HeldFlusher()
     journal = with_three(disk, flusher)
     journal.delete_to(1)
     journal.add(b"\0x", 4, 1)
@@ -365,19 +367,19 @@ def test_a_compaction_while_a_flush_is_in_flight_keeps_everything() -> None:
     flusher.run()
     flusher.run()
     assert journal.durable_index == 5
-    disk.power_cut(random.Random(1), 0)
+    disk.cut_power(random.Random(1), 0)
     assert indexes(opened(disk).entries) == [2, 3, 4, 5]
 
 
 def test_rule_q2_a_failed_sync_beside_the_loop_ends_the_process_and_proves_nothing() -> None:
-    disk, flusher = PowerLossDisk(), HeldFlusher()
+    disk, flusher = SimulatedDisk(), HeldFlusher()
     journal = with_three(disk, flusher)
 
-    def broken(operation: str, _path: Path) -> None:
-        if operation == "sync":
+    def broken(operation: str, _path: str) -> None:
+        if operation.startswith("sync"):
             raise OSError(errno.EIO, "EIO")
 
-    disk.hook = broken
+    disk.before = broken
     with pytest.raises(Died, match="journal write failed"):
         flusher.run()
     assert journal.durable_index == 0
@@ -385,7 +387,7 @@ def test_rule_q2_a_failed_sync_beside_the_loop_ends_the_process_and_proves_nothi
 
 
 def test_rule_q6_a_flusher_that_dies_of_anything_ends_the_process() -> None:
-    disk, flusher = PowerLossDisk(), HeldFlusher()
+    disk, flusher = SimulatedDisk(), HeldFlusher()
     with_three(disk, flusher)
     _, done = flusher.jobs.pop()
     with pytest.raises(Died):
@@ -393,7 +395,7 @@ def test_rule_q6_a_flusher_that_dies_of_anything_ends_the_process() -> None:
 
 
 def test_a_sync_that_blocks_waits_for_the_one_in_flight() -> None:
-    disk, flusher = PowerLossDisk(), HeldFlusher()
+    disk, flusher = SimulatedDisk(), HeldFlusher()
     journal = with_three(disk, flusher)
     journal.add(b"\0x", 4, 1)
     journal.sync()
@@ -401,7 +403,7 @@ def test_a_sync_that_blocks_waits_for_the_one_in_flight() -> None:
     for _, done in flusher.jobs:
         done()  # its news come late
     assert journal.durable_index == 4
-    disk.power_cut(random.Random(1), 0)
+    disk.cut_power(random.Random(1), 0)
     assert indexes(opened(disk).entries) == [1, 2, 3, 4]
 
 
@@ -410,7 +412,7 @@ def test_rule_q3_seeded_lives_of_one_journal() -> None:
     evaluated = 0
     for seed in range(150):
         rng = random.Random(seed)
-        disk, flusher = PowerLossDisk(), HeldFlusher()
+        disk, flusher = SimulatedDisk(), HeldFlusher()
         journal = with_three(disk, flusher)
         term, pending = 1, False
         for _ in range(rng.randint(5, 40)):
@@ -438,7 +440,7 @@ def test_rule_q3_seeded_lives_of_one_journal() -> None:
                     journal.flush()
         durable = [entry for entry in journal.entries if entry[1] <= journal.durable_index]
         evaluated += len(durable)
-        disk.power_cut(rng, rng.choice((0, 0.5)))
+        disk.cut_power(rng, rng.choice((0, 0.5)))
         found = {entry[1]: entry for entry in opened(disk).entries}
         assert all(found.get(entry[1]) == entry for entry in durable), f"seed {seed}"
     assert evaluated > 300

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,25 +12,20 @@ from hypothesis import strategies as st
 
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.quorum.journal import DurableJournal, Entry, Vote, encode_record
-from tests.support.power_loss_disk import (
-    Died,
-    Killed,
-    PowerLossDisk,
-    RaisingFaults,
-    indexes,
-    kill_at,
-)
+from tests.support.quorum_sim import indexes
+from tests.support.raising_faults import Died, RaisingFaults
+from tests.support.simulated_disk import Killed, SimulatedDisk, kill_at
 
-HOME = Path("/raft")
-JOURNAL = HOME / "journal"
+HOME = "/raft"
+JOURNAL = f"{HOME}/journal"
 
 
-def open_journal(disk: PowerLossDisk, seed: int = 1) -> DurableJournal:
-    disk.make_directory(HOME)
+def open_journal(disk: SimulatedDisk, seed: int = 1) -> DurableJournal:
+    _with_home(disk)
     return DurableJournal(disk, HOME, RaisingFaults(), random_bytes=random.Random(seed).randbytes)
 
 
-def started(disk: PowerLossDisk, entries: int = 1) -> DurableJournal:
+def started(disk: SimulatedDisk, entries: int = 1) -> DurableJournal:
     journal = open_journal(disk)
     journal.set_vote(1, "a")
     journal.add(b"\1", 1, 0)
@@ -41,22 +35,22 @@ def started(disk: PowerLossDisk, entries: int = 1) -> DurableJournal:
     return journal
 
 
-def power_off(disk: PowerLossDisk, keep: float = 0.0, seed: int = 1) -> None:
-    disk.hook = None
-    disk.power_cut(random.Random(seed), keep)
+def power_off(disk: SimulatedDisk, keep: float = 0.0, seed: int = 1) -> None:
+    disk.before = None
+    disk.cut_power(random.Random(seed), keep)
 
 
 # ---------------------------------------------------------------- rule Q1
 
 
 def test_rule_q1_an_entry_seen_after_a_kill_survives_the_power_cut() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     journal = started(disk)
     journal.add(b"\0X", 2, 1)
-    disk.hook = kill_at("sync", "/journal")
+    disk.before = kill_at("sync", "/journal")
     with pytest.raises(Killed):
         journal.sync()  # written, not synced
-    disk.hook = None
+    disk.before = None
     seen = open_journal(disk).entries  # it acknowledges what it shows
     assert indexes(seen) == [1, 2]
     power_off(disk)
@@ -64,18 +58,18 @@ def test_rule_q1_an_entry_seen_after_a_kill_survives_the_power_cut() -> None:
 
 
 def test_rule_q1_a_vote_seen_after_a_kill_survives_the_power_cut() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     journal = started(disk)
     synced = 0
 
-    def hook(operation: str, path: Path) -> None:
-        if operation == "sync" and path == HOME:  # renamed, the name not on disk
+    def hook(operation: str, path: str) -> None:
+        if operation == "sync_directory" and path == HOME:  # renamed, the name not on disk
             raise Killed
 
-    disk.hook = hook
+    disk.before = hook
     with pytest.raises(Killed):
         journal.set_vote(7, "b")
-    disk.hook = None
+    disk.before = None
     seen = open_journal(disk).vote
     assert seen == Vote(7, "b"), synced
     power_off(disk)
@@ -83,7 +77,7 @@ def test_rule_q1_a_vote_seen_after_a_kill_survives_the_power_cut() -> None:
 
 
 def test_rule_q6_a_new_journal_has_its_name_on_disk_before_it_counts() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     journal = started(disk, entries=9)
     journal.delete_to(3)
     journal.sync()
@@ -109,21 +103,21 @@ def life(journal: DurableJournal) -> Iterator[None]:
 
 @pytest.mark.parametrize("nth", range(1, 6))  # vote + directory, append, rewrite + directory
 def test_rule_q2_a_failed_sync_ends_the_process_and_is_not_believed_after(nth: int) -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     journal = started(disk, entries=2)
     left = nth
 
-    def hook(operation: str, _path: Path) -> None:
+    def hook(operation: str, _path: str) -> None:
         nonlocal left
-        left -= operation == "sync"
-        if left == 0 and operation == "sync":
+        left -= operation.startswith("sync")
+        if left == 0 and operation.startswith("sync"):
             raise OSError(errno.EIO, "EIO")
 
-    disk.hook = hook
+    disk.before = hook
     with pytest.raises(Died):
         for _ in life(journal):
             pass
-    disk.hook = None
+    disk.before = None
     again = open_journal(disk)  # acknowledges what it shows
     power_off(disk)
     after = open_journal(disk)
@@ -133,7 +127,7 @@ def test_rule_q2_a_failed_sync_ends_the_process_and_is_not_believed_after(nth: i
 # ---------------------------------------------------------------- rule Q5
 
 
-def journal_with_groups(disk: PowerLossDisk) -> tuple[DurableJournal, int, int]:
+def journal_with_groups(disk: SimulatedDisk) -> tuple[DurableJournal, int, int]:
     """(journal, end proven when the last group was written, entries then)"""
     rng = random.Random(6)
     journal, proven, count = started(disk), 0, 0
@@ -145,12 +139,12 @@ def journal_with_groups(disk: PowerLossDisk) -> tuple[DurableJournal, int, int]:
     return journal, proven, count
 
 
-def flip(disk: PowerLossDisk, offset: int) -> None:
-    disk.files[JOURNAL].cache[offset] ^= 1
+def flip(disk: SimulatedDisk, offset: int) -> None:
+    disk.file(JOURNAL).cache[offset] ^= 1
 
 
 def test_rule_q5_a_flipped_byte_below_a_proven_end_is_refused() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     _, proven, _ = journal_with_groups(disk)
     rng = random.Random(5)
     for offset in [rng.randrange(proven) for _ in range(60)]:
@@ -161,17 +155,17 @@ def test_rule_q5_a_flipped_byte_below_a_proven_end_is_refused() -> None:
 
 
 def test_rule_q5_a_flipped_byte_above_every_proven_end_is_cut() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     journal, proven, count = journal_with_groups(disk)
-    good, end = bytes(disk.files[JOURNAL].cache), journal.size_bytes
+    good, end = bytes(disk.file(JOURNAL).cache), journal.size_bytes
     for offset in range(proven, end, 200):
         flip(disk, offset)
         assert count <= len(open_journal(disk).entries) < count + 4
-        disk.files[JOURNAL].cache[:] = good
+        disk.file(JOURNAL).cache[:] = good
 
 
 def test_rule_q5_an_idle_second_proves_the_last_group() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     journal, proven, _ = journal_with_groups(disk)
     journal.prove_tail()  # the first timer still saw an addition
     assert journal.sync_count > 0
@@ -194,27 +188,27 @@ def test_rule_q5_an_idle_second_proves_the_last_group() -> None:
 
 
 def test_rule_q5_a_lost_page_with_later_pages_present_is_torn_not_corrupt() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     journal = started(disk)
     for index in range(2, 12):
         journal.add(b"\0" + b"v" * 3000, index, 1)
-    disk.hook = kill_at("sync", "/journal")
+    disk.before = kill_at("sync", "/journal")
     with pytest.raises(Killed):
         journal.sync()
-    disk.hook = None
-    content = disk.files[JOURNAL]
-    first = len(content.platter) // 4096
+    disk.before = None
+    content = disk.file(JOURNAL)
+    first = len(content.durable) // 4096
     lost = bytes(4096)
     content.cache[(first + 3) * 4096 : (first + 4) * 4096] = lost
     assert 1 <= len(open_journal(disk).entries) < 11
 
 
 def test_rule_q5_a_payload_cannot_imitate_a_record() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     started(disk)
-    mark = bytes(disk.files[JOURNAL].cache)[8:16]  # of another voter's file
+    mark = bytes(disk.file(JOURNAL).cache)[8:16]  # of another voter's file
     forged = encode_record(mark, (b"", 7, 1), 10**9)  # "durable up to here"
-    other = PowerLossDisk()
+    other = SimulatedDisk()
     fresh = DurableJournal(
         _with_home(other), HOME, RaisingFaults(), random_bytes=random.Random(2).randbytes
     )
@@ -223,21 +217,23 @@ def test_rule_q5_a_payload_cannot_imitate_a_record() -> None:
     fresh.sync()
     fresh.add(b"\0" + b"p" * 5000 + forged, 2, 1)
     fresh.add(b"\0" + b"q" * 5000, 3, 1)
-    other.hook = kill_at("sync", "/journal")
+    other.before = kill_at("sync", "/journal")
     with pytest.raises(Killed):
         fresh.sync()
-    other.hook = None
-    other.files[JOURNAL].cache[100:300] = bytes(200)
+    other.before = None
+    other.file(JOURNAL).cache[100:300] = bytes(200)
     assert indexes(open_journal(other).entries) == [1]
 
 
-def _with_home(disk: PowerLossDisk) -> PowerLossDisk:
-    disk.make_directory(HOME)
+def _with_home(disk: SimulatedDisk) -> SimulatedDisk:
+    if not disk.exists(HOME):
+        disk.make_directory(HOME)
+        disk.sync_directory("/")
     return disk
 
 
 def test_a_truncated_tail_never_comes_back() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     journal = started(disk, entries=6)
     journal.delete_from(3)
     journal.add(b"\0other", 4, 2)
@@ -250,7 +246,7 @@ def test_a_truncated_tail_never_comes_back() -> None:
 
 
 def test_truncating_a_committed_entry_ends_the_process() -> None:
-    journal = started(PowerLossDisk(), entries=5)
+    journal = started(SimulatedDisk(), entries=5)
     journal.set_commit_index(4)
     journal.delete_from(4)
     with pytest.raises(Died, match="committed entry 4"):
@@ -258,15 +254,15 @@ def test_truncating_a_committed_entry_ends_the_process() -> None:
 
 
 def test_a_journal_without_its_vote_is_refused() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     started(disk)
-    disk.unlink(HOME / "vote.json")
+    disk.unlink(f"{HOME}/vote.json")
     with pytest.raises(CorruptionError, match="vote"):
         open_journal(disk)
 
 
 def test_a_vote_older_than_the_journal_is_refused() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     journal = started(disk)
     journal.add(b"\0x", 2, 9)  # a term never voted in: somebody restored an old file
     journal.sync()
@@ -275,15 +271,15 @@ def test_a_vote_older_than_the_journal_is_refused() -> None:
 
 
 def test_a_corrupt_vote_is_refused() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     started(disk)
-    disk.files[HOME / "vote.json"].cache[3] ^= 1
+    disk.file(f"{HOME}/vote.json").cache[3] ^= 1
     with pytest.raises(CorruptionError, match=r"vote\.json"):
         open_journal(disk)
 
 
 def test_a_snapshot_keeps_the_suffix_that_agrees_and_claims_only_itself() -> None:
-    journal = started(PowerLossDisk(), entries=8)
+    journal = started(SimulatedDisk(), entries=8)
     journal.clear()
     journal.add(b"\0x", 4, 1)
     journal.add(b"\0x", 5, 1)
@@ -296,7 +292,7 @@ def test_a_snapshot_keeps_the_suffix_that_agrees_and_claims_only_itself() -> Non
 
 
 def test_align_drops_the_prefix_and_keeps_what_was_acknowledged_after_it() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     journal = started(disk, entries=9)
     journal.align((b"\0x", 4, 1), (b"\0x", 5, 1))
     assert indexes(journal.entries) == [4, 5, 6, 7, 8, 9]
@@ -313,7 +309,7 @@ class Crasher:
     """Random life of one journal, killed or cut at a random call, always on the same platter."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng, self.disk = rng, PowerLossDisk()
+        self.rng, self.disk = rng, SimulatedDisk()
         self.journal = started(self.disk)
         self.acknowledged: list[Entry] = list(self.journal.entries)
         self.votes = {self.journal.vote}
@@ -353,36 +349,36 @@ class Crasher:
             self.live()
 
     def crash(self) -> None:
-        start, at, seam = self.disk.steps, self.rng.randint(1, 60), self.rng.random() < 0.7
+        start, at, seam = len(self.disk.calls), self.rng.randint(1, 60), self.rng.random() < 0.7
 
-        def hook(operation: str, path: Path) -> None:
-            late = self.disk.steps - start >= at
-            if late and (not seam or (operation == "sync" and path == JOURNAL)):
+        def hook(operation: str, path: str) -> None:
+            late = len(self.disk.calls) - start >= at
+            if late and (not seam or (operation == "sync_data" and path == JOURNAL)):
                 raise Killed
 
-        self.disk.hook = hook
+        self.disk.before = hook
         with pytest.raises(Killed):
             self.live_for_ever()
 
     def reopen(self) -> None:
         while True:
-            self.disk.hook = None
+            self.disk.before = None
             if self.rng.random() < 0.8:
-                self.disk.power_cut(self.rng, self.rng.choice((0.2, 0.5, 0.8)))
-            size = len(self.disk.files[JOURNAL].cache)
+                self.disk.cut_power(self.rng, self.rng.choice((0.2, 0.5, 0.8)))
+            size = len(self.disk.file(JOURNAL).cache)
             if self.rng.random() < 0.3:
-                start, at = self.disk.steps, self.rng.randint(1, 8)
+                start, at = len(self.disk.calls), self.rng.randint(1, 8)
 
-                def hook(_operation: str, _path: Path, start: int = start, at: int = at) -> None:
-                    if self.disk.steps - start >= at:
+                def hook(_operation: str, _path: str, start: int = start, at: int = at) -> None:
+                    if len(self.disk.calls) - start >= at:
                         raise Killed
 
-                self.disk.hook = hook
+                self.disk.before = hook
             try:
                 self.journal = open_journal(self.disk, self.rng.randrange(10**9))
             except Killed:
                 continue
-            self.disk.hook = None
+            self.disk.before = None
             self.torn += self.journal.size_bytes < size
             return
 

@@ -17,8 +17,8 @@ from raft_metadata.quorum.offline import InUseError, read_offline_log
 from raft_metadata.records.records import TopicRecord
 from raft_metadata.records.serde import encode_batch
 from tests.support.metadata_world import topic_id
-from tests.support.power_loss_disk import RaisingFaults
 from tests.support.quorum_process import SilentListener, config, format_all, free_addresses
+from tests.support.raising_faults import RaisingFaults
 from tests.support.waiting import until
 
 

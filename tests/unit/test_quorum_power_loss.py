@@ -26,7 +26,7 @@ def test_rules_q1_q5_q6_power_cuts_of_a_cluster_lose_nothing_acknowledged(seed: 
     # Enough must have happened for this to prove anything.
     assert rack.cuts > ROUNDS // 2
     assert len(rack.acknowledged()) > 5 * ROUNDS
-    assert all(rack.sim.disk.exists(rack.sim.directory(n) / "snapshot") for n in rack.sim.ids)
+    assert all(rack.sim.disk.exists(f"{rack.sim.directory(n)}/snapshot") for n in rack.sim.ids)
 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["leader", "follower"])
@@ -51,7 +51,7 @@ def test_rule_q1_a_snapshot_may_be_ahead_of_a_journal_whose_disk_hung(
     assert all(answer.acknowledged for answer in answers.values())
     sim.kill(node)
     if cut:
-        sim.disk.power_cut(random.Random(3), 0.5, under=sim.directory(node))
+        sim.disk.cut_power(random.Random(3), 0.5, under=str(sim.directory(node)))
     assert sim.active_leader(10)
     sim.start(node)
     sim.pass_time(1)

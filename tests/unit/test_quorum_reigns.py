@@ -12,8 +12,8 @@ from raft_metadata.common.errors import ErrorCode, Outcome
 from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.config import MAX_PAYLOAD_BYTES, MAX_QUEUED
 from raft_metadata.quorum.snapshots import SnapshotHeader, frame
-from tests.support.power_loss_disk import Died, indexes
-from tests.support.quorum_sim import CLOCK, CLUSTER, Machine, Sim, Voter, quorum_world
+from tests.support.quorum_sim import CLOCK, CLUSTER, Machine, Sim, Voter, indexes, quorum_world
+from tests.support.raising_faults import Died
 
 __all__ = ["quorum_world"]
 pytestmark = pytest.mark.usefixtures("quorum_world")
@@ -248,7 +248,7 @@ def test_defect_2_nothing_is_acknowledged_before_it_is_on_disk() -> None:
     sim.lead(a)
 
     def platter(node: NodeId) -> bytes:
-        return bytes(sim.disk.platter[sim.directory(node) / "journal"].platter)
+        return bytes(sim.disk.synced[f"{sim.directory(node)}/journal"].durable)
 
     seen = []
 
@@ -479,7 +479,7 @@ def test_no_spinning_while_a_snapshot_is_written() -> None:
     leader.raft.forceLogCompaction()
     sim.pass_time(0.2)
     # The snapshot is gone (say, being replaced): there is nothing to send.
-    sim.disk.unlink(sim.directory(a) / "snapshot")
+    sim.disk.unlink(f"{sim.directory(a)}/snapshot")
     sim.said.clear()
     sim.start(c)
     sim.pass_time(1)

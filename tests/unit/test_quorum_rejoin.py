@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.data_dir import (
@@ -18,11 +19,11 @@ from raft_metadata.quorum.data_dir import (
     format_rejoining_raft_dir,
     read_raft_meta,
 )
-from raft_metadata.quorum.files import DiskFiles
 from raft_metadata.quorum.peer_links import PeerAuthenticator, RefusedPeerError
 from raft_metadata.quorum.wire import hello
-from tests.support.power_loss_disk import Died, PowerLossDisk, RaisingFaults
 from tests.support.quorum_sim import CLUSTER, Sim, quorum_world
+from tests.support.raising_faults import Died, RaisingFaults
+from tests.support.simulated_disk import SimulatedDisk
 
 __all__ = ["quorum_world"]
 pytestmark = pytest.mark.usefixtures("quorum_world")
@@ -44,31 +45,31 @@ def test_rule_q4_a_second_process_on_the_same_directory_is_refused() -> None:
 def test_rule_q4_the_lock_is_the_kernels(tmp_path: Path) -> None:
     identity = Identity(cluster_id=CLUSTER, node_id=NodeId(1), directory_id=DirectoryId("d"))
     format_raft_dir(tmp_path / "raft", identity, {NodeId(1): DirectoryId("d")})
-    first = DataDir(DiskFiles(), tmp_path / "raft", identity, RaisingFaults())
+    first = DataDir(Disk(), tmp_path / "raft", identity, RaisingFaults())
     with pytest.raises(StorageError, match="in use by another process"):
-        DataDir(DiskFiles(), tmp_path / "raft", identity, RaisingFaults())
+        DataDir(Disk(), tmp_path / "raft", identity, RaisingFaults())
     first.close()
-    DataDir(DiskFiles(), tmp_path / "raft", identity, RaisingFaults()).close()
+    DataDir(Disk(), tmp_path / "raft", identity, RaisingFaults()).close()
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "rename"])
 def test_rule_q4_an_identity_that_cannot_be_written_ends_the_process(operation: str) -> None:
     """Others rely on each change from then on: a voter without it would vote again."""
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     raft_dir = Path("/node/raft")
-    disk.make_directory(raft_dir.parent)
+    disk.make_directory(str(raft_dir.parent))
     identity = Identity(cluster_id=CLUSTER, node_id=NodeId(1), directory_id=DirectoryId("new"))
     others = {NodeId(2): DirectoryId("b"), NodeId(3): DirectoryId("c")}
-    format_rejoining_raft_dir(raft_dir, identity, others, files=disk)
+    format_rejoining_raft_dir(raft_dir, identity, others, disk=disk)
     faults = RaisingFaults()
     directory = DataDir(disk, raft_dir, identity, faults)
     before = directory.meta
 
-    def broken(step: str, path: Path) -> None:
-        if step == operation:
+    def broken(step: str, path: str) -> None:
+        if step.startswith(operation):
             raise OSError(errno.EIO, "input/output error", str(path))
 
-    disk.hook = broken
+    disk.before = broken
     with pytest.raises(Died, match="meta"):
         directory.lift_fence()
     assert len(faults.seen) == 1
@@ -81,13 +82,13 @@ def test_rule_q4_unformatted_foreign_and_emptied_directories_are_refused() -> No
     a, b, c = sim.ids
     sim.start(a)
     sim.kill(a)
-    sim.disk.unlink(sim.directory(a) / "journal")
+    sim.disk.unlink(f"{sim.directory(a)}/journal")
     with pytest.raises(StorageError, match="journal is gone"):
         sim.start(a)
-    sim.disk.wipe(sim.directory(b))
+    sim.disk.wipe(str(sim.directory(b)))
     with pytest.raises(StorageError, match="not formatted"):
         sim.start(b)
-    sim.disk.make_directory(sim.directory(b))
+    sim.disk.make_directory(str(sim.directory(b)))
     with pytest.raises(StorageError, match="not formatted"):
         sim.start(b)
     sim.directory_ids[c] = DirectoryId("another")
@@ -104,7 +105,7 @@ def test_rule_q4_a_directory_is_formatted_once() -> None:
 def test_a_changed_meta_file_is_refused() -> None:
     sim = Sim()
     a = sim.ids[0]
-    sim.disk.files[sim.directory(a) / "meta.json"].cache[5] ^= 1
+    sim.disk.file(f"{sim.directory(a)}/meta.json").cache[5] ^= 1
     with pytest.raises(CorruptionError, match=r"meta\.json"):
         sim.start(a)
 
@@ -126,7 +127,7 @@ def test_a_journal_whose_snapshot_is_gone_is_refused() -> None:
     leader.raft.forceLogCompaction()
     sim.pass_time(0.2)
     sim.kill(a)
-    sim.disk.unlink(sim.directory(a) / "snapshot")
+    sim.disk.unlink(f"{sim.directory(a)}/snapshot")
     with pytest.raises(StorageError, match="snapshot is gone"):
         sim.start(a)
 
@@ -141,7 +142,7 @@ def test_a_corrupt_snapshot_is_never_an_empty_start() -> None:
     leader.raft.forceLogCompaction()
     sim.pass_time(0.2)
     sim.kill(a)
-    content = sim.disk.files[sim.directory(a) / "snapshot"].cache
+    content = sim.disk.file(f"{sim.directory(a)}/snapshot").cache
     for offset in range(0, len(content), 7):
         content[offset] ^= 1
         with pytest.raises(CorruptionError, match="snapshot"):
@@ -154,25 +155,25 @@ def test_a_full_disk_is_opened_with_the_reserve() -> None:
     sim = Sim(reserve_bytes=8192)
     a = sim.ids[0]
     sim.start(a)
-    reserve = sim.directory(a) / "reserve"
+    reserve = f"{sim.directory(a)}/reserve"
     sim.kill(a)
-    sim.disk.power_cut(random.Random(1), 0)
-    assert len(sim.disk.read(reserve)) == 8192
+    sim.disk.cut_power(random.Random(1), 0)
+    assert len(sim.disk.file(reserve).cache) == 8192
 
-    def full(operation: str, path: Path) -> None:
-        if operation == "write" and (sim.disk.exists(reserve) or path.name == "reserve.new"):
+    def full(operation: str, path: str) -> None:
+        if operation == "write" and (sim.disk.exists(reserve) or path.endswith("/reserve.new")):
             raise OSError(errno.ENOSPC, "no space")
 
-    sim.disk.hook = full
+    sim.disk.before = full
     sim.start(a)
-    assert sim.disk.names(sim.directory(a)) == ["journal", "meta.json", "vote.json"]
+    assert sim.disk.names(str(sim.directory(a))) == ["journal", "meta.json", "vote.json"]
     sim.kill(a)
-    sim.disk.hook = None
+    sim.disk.before = None
     sim.start(a)
     assert sim.disk.exists(reserve), "made again once there is room"
     sim.kill(a)
     sim.disk.unlink(reserve)
-    sim.disk.hook = lambda operation, path: full("write", path.with_name("reserve.new"))
+    sim.disk.before = lambda operation, path: full("write", "/reserve.new")
     with pytest.raises(StorageError, match="no space"):
         sim.start(a)
 
@@ -262,7 +263,7 @@ def test_rule_q4_two_voters_without_the_acknowledged_entry_elect_nobody() -> Non
     sim.cut = set()
 
     # An operator's mistake: formatted as for a new cluster, with a directory id nobody was told.
-    sim.disk.wipe(sim.directory(c))
+    sim.disk.wipe(str(sim.directory(c)))
     sim.directory_ids[c] = DirectoryId("disk-3x")
     sim.format(c)
     sim.start(c)
@@ -425,12 +426,12 @@ def test_rule_q4_acknowledgements_of_the_lost_disk_do_not_count() -> None:
 
 
 def test_rejoin_needs_a_new_directory_id_and_somebody_else() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     identity = Identity(cluster_id=CLUSTER, node_id=NodeId(1), directory_id=DirectoryId("old"))
     others = {NodeId(1): DirectoryId("old"), NodeId(2): DirectoryId("two")}
     with pytest.raises(StorageError, match="used before"):
-        format_rejoining_raft_dir(Path("/r"), identity, others, files=disk)
+        format_rejoining_raft_dir(Path("/r"), identity, others, disk=disk)
     alone = {NodeId(1): DirectoryId("gone")}
     with pytest.raises(StorageError, match="only voter"):
-        format_rejoining_raft_dir(Path("/r"), identity, alone, files=disk)
-    assert read_raft_meta(Path("/r"), files=disk) is None
+        format_rejoining_raft_dir(Path("/r"), identity, alone, disk=disk)
+    assert read_raft_meta(Path("/r"), disk=disk) is None

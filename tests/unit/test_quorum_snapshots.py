@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,21 +22,24 @@ from raft_metadata.quorum.snapshots import (
     frame,
     unframe,
 )
-from tests.support.power_loss_disk import Died, PowerLossDisk, RaisingFaults
 from tests.support.quorum_sim import Machine, Sim
+from tests.support.raising_faults import Died, RaisingFaults
+from tests.support.simulated_disk import SimulatedDisk
 
-HOME = Path("/raft")
-SNAPSHOT = HOME / "snapshot"
+HOME = "/raft"
+SNAPSHOT = f"{HOME}/snapshot"
 PREVIOUS, LAST = (b"\0a", 4, 1), (b"\0b", 5, 2)
 
 
 def store(
-    disk: PowerLossDisk,
+    disk: SimulatedDisk,
     machine: Machine | None = None,
     run: Callable[[Callable[[], None]], None] = lambda write: write(),
     cluster: str = "c",
 ) -> SnapshotStore:
-    disk.make_directory(HOME)
+    if not disk.exists(HOME):
+        disk.make_directory(HOME)
+        disk.sync_directory("/")
     faults = RaisingFaults()
     return SnapshotStore(disk, HOME, ClusterId(cluster), machine or Machine(), faults, run=run)
 
@@ -49,7 +51,7 @@ def filled(size: int = 1000) -> Machine:
     return machine
 
 
-def written(disk: PowerLossDisk) -> SnapshotStore:
+def written(disk: SimulatedDisk) -> SnapshotStore:
     ours = store(disk, filled())
     ours.begin(PREVIOUS, LAST)
     assert ours.poll() is SnapshotState.WRITTEN
@@ -57,9 +59,9 @@ def written(disk: PowerLossDisk) -> SnapshotStore:
 
 
 def test_written_then_read_after_a_power_cut() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     written(disk)
-    disk.power_cut(random.Random(1), 0)
+    disk.cut_power(random.Random(1), 0)
     machine = Machine()
     header = store(disk, machine).open()
     assert header is not None
@@ -68,9 +70,9 @@ def test_written_then_read_after_a_power_cut() -> None:
 
 
 def test_every_flipped_byte_and_every_cut_is_refused() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     written(disk)
-    content = disk.files[SNAPSHOT].cache
+    content = disk.file(SNAPSHOT).cache
     good = bytes(content)
     for offset in range(0, len(good), 61):
         content[offset] ^= 0x40
@@ -84,7 +86,7 @@ def test_every_flipped_byte_and_every_cut_is_refused() -> None:
 
 
 def test_a_snapshot_of_another_cluster_is_refused() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     written(disk)
     with pytest.raises(CorruptionError, match="of cluster c"):
         store(disk, cluster="another").open()
@@ -105,34 +107,34 @@ def test_a_file_that_lost_a_frame_is_refused(chunks: list[bytes], data: st.DataO
 
 
 def test_a_failed_write_is_told_and_leaves_the_old_one() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     ours = written(disk)
-    good = disk.read(SNAPSHOT)
+    good = disk.read_file(SNAPSHOT)
 
-    def full(operation: str, path: Path) -> None:
-        if operation == "write" and "snapshot" in path.name:
+    def full(operation: str, path: str) -> None:
+        if operation == "write" and "snapshot" in path:
             raise OSError(errno.ENOSPC, "no space")
 
-    disk.hook = full
+    disk.before = full
     ours.begin(PREVIOUS, (b"\0c", 6, 2))
     assert ours.poll() is SnapshotState.FAILED
     assert ours.poll() is SnapshotState.IDLE
-    assert disk.read(SNAPSHOT) == good
+    assert disk.read_file(SNAPSHOT) == good
     assert disk.names(HOME) == ["snapshot"], "half a snapshot keeps room that the journal needs"
 
 
 def test_a_snapshot_that_failed_is_not_begun_again_at_once() -> None:
-    disk, now = PowerLossDisk(), [0.0]
+    disk, now = SimulatedDisk(), [0.0]
     ours = store(disk, filled())
     adapter = SnapshotAdapter(ours, RaisingFaults(), lambda _: 0, lambda: now[0])
     tried = []
 
-    def full(operation: str, path: Path) -> None:
-        if operation == "create" and path.name.startswith("snapshot"):
+    def full(operation: str, path: str) -> None:
+        if operation == "create" and "/snapshot" in path:
             tried.append(now[0])
             raise OSError(errno.ENOSPC, "no space")
 
-    disk.hook = full
+    disk.before = full
     for tick in range(1_000):
         now[0] = tick / 40
         if adapter.checkSerializing()[0] == NOT_SERIALIZING:
@@ -141,7 +143,7 @@ def test_a_snapshot_that_failed_is_not_begun_again_at_once() -> None:
 
 
 def test_one_being_written_never_replaces_one_that_was_installed_meanwhile() -> None:
-    disk, other = PowerLossDisk(), PowerLossDisk()
+    disk, other = SimulatedDisk(), SimulatedDisk()
     late: list[Callable[[], None]] = []
     ours = store(disk, filled(10), run=late.append)
     ours.begin((b"\0a", 1, 1), (b"\0b", 2, 1))
@@ -149,13 +151,13 @@ def test_one_being_written_never_replaces_one_that_was_installed_meanwhile() -> 
     ours.abort()
     for number, part in enumerate(parts(other)):
         ours.receive(part, first=number == 0, last=not part)
-    installed = disk.read(SNAPSHOT)
+    installed = disk.read_file(SNAPSHOT)
     late[0]()
-    assert disk.read(SNAPSHOT) == installed
+    assert disk.read_file(SNAPSHOT) == installed
     assert ours.poll() is SnapshotState.FAILED
 
 
-def parts(disk: PowerLossDisk) -> list[bytes]:
+def parts(disk: SimulatedDisk) -> list[bytes]:
     sender, node = store(disk), NodeId(2)
     out: list[bytes] = []
     while True:
@@ -169,7 +171,7 @@ def parts(disk: PowerLossDisk) -> list[bytes]:
 
 
 def test_sent_in_parts_and_installed_whole() -> None:
-    source, target = PowerLossDisk(), PowerLossDisk()
+    source, target = SimulatedDisk(), SimulatedDisk()
     machine = filled(60_000)
     sender = store(source, machine)
     sender.begin(PREVIOUS, LAST)
@@ -182,12 +184,12 @@ def test_sent_in_parts_and_installed_whole() -> None:
         done = ours.receive(part, first=number == 0, last=not part)
         assert done == (number == len(sent) - 1)
     assert received.applied == machine.applied
-    target.power_cut(random.Random(1), 0)  # rule Q1: synced before it was believed
+    target.cut_power(random.Random(1), 0)  # rule Q1: synced before it was believed
     assert store(target, Machine()).open() is not None
 
 
 def test_a_lost_part_is_refused_and_the_next_attempt_works() -> None:
-    source, target = PowerLossDisk(), PowerLossDisk()
+    source, target = SimulatedDisk(), SimulatedDisk()
     store(source, filled(60_000)).begin(PREVIOUS, LAST)
     sent = parts(source)
     received = Machine()
@@ -201,26 +203,26 @@ def test_a_lost_part_is_refused_and_the_next_attempt_works() -> None:
 
 
 def test_a_failed_sync_of_a_received_one_ends_the_process() -> None:
-    source, target = PowerLossDisk(), PowerLossDisk()
+    source, target = SimulatedDisk(), SimulatedDisk()
     written(source)
     sent = parts(source)
     ours = store(target)
 
-    def broken(operation: str, _path: Path) -> None:
-        if operation == "sync":
+    def broken(operation: str, _path: str) -> None:
+        if operation.startswith("sync"):
             raise OSError(errno.EIO, "EIO")
 
-    target.hook = broken
+    target.before = broken
     ours.receive(sent[0], first=True, last=False)
     with pytest.raises(Died, match="snapshot install failed"):
         ours.receive(b"", first=False, last=True)
 
 
 def test_leftovers_of_a_crash_are_removed() -> None:
-    disk = PowerLossDisk()
+    disk = SimulatedDisk()
     written(disk)
     for name in ("snapshot.7", "snapshot.7.new", "snapshot.incoming", "journal.new"):
-        disk.open(HOME / name, create=True)
+        disk.open(f"{HOME}/{name}", create=True)
     store(disk).open()
     assert disk.names(HOME) == ["snapshot"]
 
@@ -228,9 +230,9 @@ def test_leftovers_of_a_crash_are_removed() -> None:
 def test_leftovers_go_before_the_journal_needs_their_room() -> None:
     sim = Sim()
     node = sim.ids[0]
-    left = sim.directory(node) / "snapshot.3.new"
+    left = f"{sim.directory(node)}/snapshot.3.new"
     sim.disk.open(left, create=True)
     done: list[tuple[str, str]] = []
-    sim.disk.hook = lambda operation, path: done.append((operation, path.name))
+    sim.disk.before = lambda operation, path: done.append((operation, path.rpartition("/")[2]))
     open_voter_disk(sim.config(node), Machine(), RaisingFaults(), sim.disk).close()
-    assert done.index(("unlink", left.name)) < done.index(("create", "journal.new"))
+    assert done.index(("unlink", left.rpartition("/")[2])) < done.index(("create", "journal.new"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from raft_metadata.common.disk import write_checked as write_checked_durably
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.controller import (
@@ -28,7 +29,6 @@ from raft_metadata.image import metadata_state_machine, snapshot
 from raft_metadata.quorum import (
     active_controller,
     elections,
-    files,
     journal,
     library_adapters,
     raft_node,
@@ -44,11 +44,11 @@ from tests.support.planted.registry import Patch, metadata_fault
 @metadata_fault("M19 vote not synced", "R16", "R3", "R2")
 def _vote_not_synced(patch: Patch) -> None:
     def write_checked(disk: Any, path: Any, body: bytes) -> None:
-        if path.name != journal.VOTE_FILE:
-            files.write_checked(disk, path, body)
+        if not path.endswith(journal.VOTE_FILE):
+            write_checked_durably(disk, path, body)
             return
         with without_sync(disk):
-            files.write_checked(disk, path, body)
+            write_checked_durably(disk, path, body)
 
     patch.setattr(journal, "write_checked", write_checked)
 
@@ -56,11 +56,9 @@ def _vote_not_synced(patch: Patch) -> None:
 @contextmanager
 def without_sync(disk: Any) -> Iterator[None]:
     """The platter hears nothing."""
-    handle = type(disk.open(next(iter(disk.files)))) if disk.files else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(disk), "sync_directory", lambda *_: None)
-        if handle is not None:
-            patch.setattr(handle, "sync", lambda *_: None)
+        patch.setattr(type(disk), "sync_data", lambda *_: None)
         yield
 
 

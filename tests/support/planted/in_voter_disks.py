@@ -10,8 +10,8 @@ SOURCE_FAULTS += (
         "        self.vote = self._open()",
         "        self.vote = self._open()\n"
         "        if self.entries:\n"
-        "            data = files.read(self._path)\n"
-        "            self._handle = files.open(self._path)\n"
+        "            data = disk.read_file(self._path)\n"
+        "            self._fd = disk.open(self._path)\n"
         "            self._length = self._durable_end = len(data)\n"
         "            self._mark, self._handed_over_count = data[8:16], len(self.entries)\n"
         "            self._durable_index = self.entries[-1][1]\n"
@@ -20,16 +20,16 @@ SOURCE_FAULTS += (
     ),
     SourceFault(
         "q1/q6 directory not synced",
-        "    files.rename(new, path)\n    files.sync_directory(path.parent)",
-        "    files.rename(new, path)",
+        '    disk.rename(new, path)\n    disk.sync_directory(path.rpartition("/")[0])',
+        "    disk.rename(new, path)",
         ("journal", "power_loss"),
     ),
     SourceFault(
         "q2 EIO ignored",
-        "            handle.sync()\n            return handle",
-        "            try: handle.sync()\n"
+        "            disk.sync_data(fd)\n            return fd",
+        "            try: disk.sync_data(fd)\n"
         "            except OSError: pass\n"
-        "            return handle",
+        "            return fd",
         ("journal", "flusher"),
     ),
     SourceFault(
@@ -73,7 +73,7 @@ SOURCE_FAULTS += (
         "        if position < self._handed_over_count:\n            self._must_rewrite = True\n",
         "        if position < self._handed_over_count:\n"
         "            start = file_bytes(self.entries)\n"
-        '            self._handle.content.cache[start:] = b""\n'
+        "            self._disk.truncate(self._fd, start)\n"
         "            self._length, self._handed_over_count = start, position\n"
         "            self._durable_end = min(self._durable_end, start)\n",
         ("journal",),
@@ -130,9 +130,9 @@ SOURCE_FAULTS += (
     ),
     SourceFault(
         "q2 a flush that failed is believed",
-        "        if flush.handle is None:\n            # rule Q2",
-        "        flush.handle = flush.handle or self._handle\n"
-        "        if flush.handle is None:\n            # rule Q2",
+        "        if flush.fd is None:\n            # rule Q2",
+        "        flush.fd = flush.fd or self._fd\n"
+        "        if flush.fd is None:\n            # rule Q2",
         ("flusher",),
     ),
     SourceFault(
@@ -155,8 +155,8 @@ SOURCE_FAULTS += (
     ),
     SourceFault(
         "q4 no lock",
-        "self._lock: FileHandle = files.lock(raft_dir)",
-        "self._lock = files.open(raft_dir / META_FILE)",
+        "                self._disk.lock(self._lock)\n",
+        "                pass\n",
         ("rejoin",),
     ),
     SourceFault(
@@ -179,7 +179,7 @@ SOURCE_FAULTS += (
     ),
     SourceFault(
         "snapshot gone accepted",
-        "elif disk.journal.entries and",
+        "elif opened.journal.entries and",
         "elif False and",
         ("rejoin",),
     ),
@@ -198,15 +198,15 @@ SOURCE_FAULTS += (
     SourceFault(
         "snapshot generation",
         "            if generation != self._generation:\n"
-        "                self._files.unlink(path)\n"
+        "                self._disk.unlink(path)\n"
         "                return\n",
         "",
         ("snapshots",),
     ),
     SourceFault(
         "received not synced",
-        "            self._incoming.sync()\n",
-        "            pass\n",
+        "        self._disk.sync_data(fd)  # before the rename",
+        "        # before the rename",
         ("snapshots",),
     ),
 )

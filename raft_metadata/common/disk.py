@@ -1,6 +1,9 @@
-"""The file operations that logs use, and nothing else: the one place where tests inject faults.
+"""The port to the file system: every file whose durability counts is read and written through it.
 
-Paths are strings: ten thousand partitions hold some each, and a Path costs half a kilobyte.
+The broker's logs and the controllers' quorum are given a `Disk`; tests replace it by one in memory
+that loses its power, fills up and fails (`tests/support/simulated_disk.py`). Paths are strings: ten
+thousand partitions hold some each, and a Path costs half a kilobyte. The functions behind the class
+replace files atomically, and read and write small files with a checksum.
 """
 
 from __future__ import annotations
@@ -10,15 +13,12 @@ import ctypes
 import errno
 import fcntl
 import os
-import resource
 import shutil
-import sys
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from raft_metadata.common.errors import CorruptionError, StorageError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _FILE_MODE = 0o644
@@ -31,29 +31,9 @@ OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Error numbers of too many open files, in the process or the machine; not a fault of the disk."""
 TRANSIENT_ERRNOS = (*DISK_FULL, *OUT_OF_DESCRIPTORS)
 """Error numbers of calls that may succeed later, without a restart (rule R2, invariant L26)."""
-
-
-_DESCRIPTORS_KEPT = 64
-"""Descriptors reserved for files that are open briefly: small files, directories, the journal."""
-
-
-def descriptors_for_segments() -> int:
-    """Return the number of segments that may be open: three quarters of the process's limit.
-
-    The rest is for connections, which are refused when it is used up.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return sys.maxsize
-    return max(soft - soft // 4 - _DESCRIPTORS_KEPT, soft // 4)
-
-
-@dataclass(slots=True)
-class ReadCounts:
-    """Bytes that fetches requested from the log files of a broker, by `page_cache` state."""
-
-    cached_bytes: int = 0
-    cold_bytes: int = 0
+NEW_SUFFIX = ".new"
+"""Suffix of a file that is not renamed to its final name yet. A crash may leave it behind; such a
+file is never read."""
 
 
 class Disk:
@@ -143,7 +123,7 @@ class Disk:
         """Return the whole file, or None if it does not exist."""
         try:
             return Path(path).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def names(self, path: str) -> list[str]:
@@ -179,3 +159,53 @@ class Disk:
     def lock(self, fd: int) -> None:
         """Take the exclusive lock of a file, or raise BlockingIOError (rule Q4)."""
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def replace_file(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
+    """Replace a file durably: write and sync the content, then rename, then sync the directory.
+
+    A crash leaves the old or the new content, never a mixture (rules Q1, Q6).
+    """
+    new = path + NEW_SUFFIX
+    fd = disk.open(new, create=True)
+    try:
+        disk.truncate(fd, 0)
+        offset = 0
+        for piece in pieces:
+            disk.write(fd, piece, offset)
+            offset += len(piece)
+        disk.sync_data(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(new, path)
+    disk.sync_directory(path.rpartition("/")[0])
+
+
+def write_checked(disk: Disk, path: str, body: bytes) -> None:
+    """Replace a small file by `body` and a second line with its crc32."""
+    replace_file(disk, path, [body + b"\n%d\n" % zlib.crc32(body)])
+
+
+def read_checked(disk: Disk, path: str) -> bytes | None:
+    """Return the body of a checked file, or None if the file does not exist.
+
+    Raises CorruptionError if the checksum does not match.
+    """
+    data = disk.read_file(path)
+    if data is None:
+        return None
+    body, _, crc = data.removesuffix(b"\n").rpartition(b"\n")
+    if not crc.isdigit() or zlib.crc32(body) != int(crc):
+        msg = f"checksum mismatch file={path}"
+        raise CorruptionError(msg)
+    return body
+
+
+@contextlib.contextmanager
+def storage_errors(doing: str, path: str) -> Iterator[None]:
+    """Turn an OSError into a StorageError that names the file (exit 74)."""
+    try:
+        yield
+    except OSError as error:
+        msg = f"{doing} failed file={path} error={error}"
+        raise StorageError(msg) from error
