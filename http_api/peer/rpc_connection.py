@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
@@ -61,11 +62,19 @@ class PostedCall:
             self.owner.schedule_sweep(deadline)
 
 
+class ConnectionState(Enum):
+    """The states of a connection; each may only be followed by one below it."""
+
+    OPEN = "takes requests"
+    RETIRED = "takes no new requests, and closes with its last answer"
+    LOST = "every request was resolved"
+
+
 class RpcConnection(asyncio.Protocol):
     """The dialling end of one connection on plane ``rpc``.
 
     Lifetime: from the accepted hello to the loss of the connection, which resolves every request
-    still waiting. A retired connection takes no new requests and closes with its last answer.
+    still waiting.
     """
 
     def __init__(self, broker_id: BrokerId, max_frame_bytes: int, max_in_flight: int) -> None:
@@ -80,8 +89,8 @@ class RpcConnection(asyncio.Protocol):
         self._sweep_at = 0.0
         self._next_id = 1
         self._transport: asyncio.Transport | None = None
-        self._retired = False
-        self._lost: str | None = None
+        self._state = ConnectionState.OPEN
+        self._lost_reason = "the connection closes"
         self._received_at = 0.0
         self.writable = asyncio.Event()
         self.writable.set()
@@ -90,8 +99,7 @@ class RpcConnection(asyncio.Protocol):
     def usable(self) -> bool:
         """True if new requests may be written."""
         return (
-            self._lost is None
-            and not self._retired
+            self._state is ConnectionState.OPEN
             and self._transport is not None
             and not self._transport.is_closing()
         )
@@ -104,7 +112,7 @@ class RpcConnection(asyncio.Protocol):
     async def request(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
         """Write one request and await its answer, for ``timeout_ms`` and a little grace."""
         if not self.usable:
-            raise unreachable(self._broker_id, self._lost or "the connection closes")
+            raise unreachable(self._broker_id, self._lost_reason)
         if self.room <= 0:
             in_flight = len(self._waiting) + len(self._posted)
             raise KafkaError(
@@ -173,9 +181,9 @@ class RpcConnection(asyncio.Protocol):
 
     def retire(self, reason: str) -> None:
         """Take no new requests; close once the last one has its answer."""
-        if not self._retired:
+        if self._state is ConnectionState.OPEN:
             _log.info("peer connection retired broker=%d reason=%s", self._broker_id, reason)
-        self._retired = True
+            self._state = ConnectionState.RETIRED
         self._close_if_retired()
 
     def close(self, reason: str) -> None:
@@ -232,9 +240,9 @@ class RpcConnection(asyncio.Protocol):
         self._resolve_lost(str(exc) if exc else "closed by the other side")
 
     def _resolve_lost(self, reason: str) -> None:
-        if self._lost is not None:
+        if self._state is ConnectionState.LOST:
             return
-        self._lost = reason
+        self._state, self._lost_reason = ConnectionState.LOST, reason
         self.writable.set()
         if self._sweep is not None:
             self._sweep.cancel()
@@ -271,7 +279,7 @@ class RpcConnection(asyncio.Protocol):
 
     def _close_if_retired(self) -> None:
         idle = not self._waiting and not self._posted
-        if self._retired and idle and self._transport is not None:
+        if self._state is ConnectionState.RETIRED and idle and self._transport is not None:
             self._transport.close()
 
 
