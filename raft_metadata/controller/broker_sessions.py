@@ -16,13 +16,14 @@ M7).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, MetadataOffset, TopicIdPartition
 from raft_metadata.controller.broker_views import NO_DAMAGED_REPLICAS, DamagedReplicas
+from raft_metadata.image.metadata_image import BrokerRegistration
 from raft_metadata.records.commands import BrokerHeartbeat, DamagedReplica, replica_partition
 
 BrokerDamage = Mapping[TopicIdPartition, DamagedReplica]
@@ -192,10 +193,8 @@ class HeartbeatTracker:
 
     def record_damage(self, beat: BrokerHeartbeat) -> DamageChanges:
         """Apply the report of damaged replicas, after `record_heartbeat`; return the changes."""
-        session = self._sessions.get(beat.broker_id)
-        if session is None or session.broker_epoch != beat.broker_epoch:
-            return NO_DAMAGE_CHANGES
-        return session.damage.apply_heartbeat(beat)
+        session = self._find(beat.broker_id, beat.broker_epoch)
+        return NO_DAMAGE_CHANGES if session is None else session.damage.apply_heartbeat(beat)
 
     def connection_opened(
         self, broker_id: BrokerId, broker_epoch: BrokerEpoch, now_ms: int
@@ -230,6 +229,11 @@ class HeartbeatTracker:
             session = self._sessions[broker_id] = BrokerSession(broker_epoch, self._at(now_ms))
         return session if session.broker_epoch == broker_epoch else None
 
+    def _find(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> BrokerSession | None:
+        """Return the session of this registration, or None if it has none."""
+        session = self._sessions.get(broker_id)
+        return session if session is not None and session.broker_epoch == broker_epoch else None
+
     # ---- judgement
 
     def judge(self, now_ms: int) -> None:
@@ -256,10 +260,8 @@ class HeartbeatTracker:
 
     def has_expired(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> bool:
         """Return True if this registration's session was over at the last tick."""
-        session = self._sessions.get(broker_id)
-        if session is None or session.broker_epoch != broker_epoch:
-            return False
-        return self._is_over(session)
+        session = self._find(broker_id, broker_epoch)
+        return session is not None and self._is_over(session)
 
     def _note_return(self, session: BrokerSession) -> None:
         """Require a complete damage report again if the session was over without a fence."""
@@ -275,17 +277,24 @@ class HeartbeatTracker:
 
     def is_valid(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> bool:
         """Return True if this registration has a session that has not expired."""
-        session = self._sessions.get(broker_id)
-        if session is None or session.broker_epoch != broker_epoch:
-            return False
-        return not self.has_expired(broker_id, broker_epoch)
+        session = self._find(broker_id, broker_epoch)
+        return session is not None and not self._is_over(session)
 
     def session(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> BrokerSession | None:
         """Return the registration's session; None if it had no heartbeat or has expired."""
-        session = self._sessions.get(broker_id)
-        if session is None or session.broker_epoch != broker_epoch or not session.had_heartbeat:
+        session = self._find(broker_id, broker_epoch)
+        if session is None or not session.had_heartbeat or self._is_over(session):
             return None
-        return None if self.has_expired(broker_id, broker_epoch) else session
+        return session
+
+    def live_sessions(
+        self, brokers: Mapping[BrokerId, BrokerRegistration]
+    ) -> Iterator[tuple[BrokerRegistration, BrokerSession]]:
+        """Yield these registrations that have a live session (see `session`), with it."""
+        for broker in brokers.values():
+            session = self.session(broker.broker_id, broker.broker_epoch)
+            if session is not None:
+                yield broker, session
 
     def age_ms(self, broker_id: BrokerId) -> int | None:
         """Return the judge time since the broker's last contact, or None without a session."""

@@ -16,7 +16,10 @@ Brokers = Mapping[BrokerId, BrokerRegistration]
 ReportedOffsets = Mapping[BrokerId, MetadataOffset]
 """The metadata offset each live broker last reported: it has applied every record below."""
 NO_REPORTED_OFFSETS: ReportedOffsets = MappingProxyType({})
-DamagedReplicas = Mapping[TopicIdPartition, Mapping[BrokerId, DamagedReplica]]
+DamageByBroker = Mapping[BrokerId, DamagedReplica]
+"""The damaged replicas of one partition, by broker."""
+NO_DAMAGE: DamageByBroker = MappingProxyType({})
+DamagedReplicas = Mapping[TopicIdPartition, DamageByBroker]
 """Damaged replicas by partition and broker, as live brokers report them; soft state of sessions."""
 CompleteReporters = frozenset[BrokerId] | None
 """Live brokers that have reported all their damaged replicas; None: all brokers have."""
@@ -92,6 +95,10 @@ class BrokerViews:
     """Soft state of sessions; a broker that is missing has not reported yet."""
     damaged_replicas: DamagedReplicas
     complete_reporters: CompleteReporters
+
+    def damage_of(self, where: TopicIdPartition) -> DamageByBroker:
+        """Return the reported damaged replicas of a partition."""
+        return self.damaged_replicas.get(where, NO_DAMAGE)
 
     @classmethod
     def of(

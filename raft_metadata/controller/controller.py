@@ -24,11 +24,10 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.controller.admin_control import AdminContext, decide_admin
 from raft_metadata.controller.broker_sessions import (
-    BrokerDamage,
     DamageByPartition,
     HeartbeatTracker,
 )
-from raft_metadata.controller.broker_views import DamagedReplicas
+from raft_metadata.controller.broker_views import DamagedReplicas, ReportedOffsets
 from raft_metadata.controller.cluster_control import (
     ShutdownProgress,
     check_broker_epoch,
@@ -288,10 +287,11 @@ class Controller:
         fence = self._fence(image)
         if fence:
             return ProposedBatch(fence, Urgency.FENCE)
-        self._to_examine.requeue(lambda broker_id: self._offset_in(image, broker_id))
+        offsets = {one: self._metadata_offset(broker) for one, broker in image.brokers.items()}
+        self._to_examine.requeue(offsets)
         if not (self._to_examine.is_empty or bulk_allowed):
             return None
-        consequences = self._consequences(image)
+        consequences = self._consequences(image, offsets)
         if consequences:
             return ProposedBatch(consequences, Urgency.BULK)
         for records in self._changes(image):
@@ -337,13 +337,10 @@ class Controller:
             image, now_ms, defaults, self._damaged_replicas(image)
         )
 
-    def _consequences(self, image: MetadataImage) -> Records:
+    def _consequences(self, image: MetadataImage, offsets: ReportedOffsets) -> Records:
         """Return the changes that the next partitions owe; note those that wait for a broker."""
         if self._to_examine.is_empty:
             return ()
-        offsets = {
-            broker_id: self._metadata_offset(broker) for broker_id, broker in image.brokers.items()
-        }
         found = decide_consequences(
             image,
             self._to_examine,
@@ -466,27 +463,21 @@ class Controller:
 
     def _damaged_replicas(self, image: MetadataImage) -> DamagedReplicas:
         """Return the damaged replicas reported in the live sessions."""
-        reported: dict[BrokerId, BrokerDamage] = {}
-        for broker_id, broker in image.brokers.items():
-            session = self.sessions.session(broker_id, broker.broker_epoch)
-            if session is not None and session.damage.failed:
-                reported[broker_id] = session.damage.failed
-        return self._damage.of(reported)
+        return self._damage.of(
+            {
+                broker.broker_id: session.damage.failed
+                for broker, session in self.sessions.live_sessions(image.brokers)
+                if session.damage.failed
+            }
+        )
 
     def _brokers_with_complete_report(self, image: MetadataImage) -> frozenset[BrokerId]:
         """Return the live brokers that have reported all their damaged replicas."""
-        sessions = self.sessions
         return frozenset(
-            broker_id
-            for broker_id, broker in image.brokers.items()
-            if (session := sessions.session(broker_id, broker.broker_epoch)) is not None
-            and session.damage.is_report_complete
+            broker.broker_id
+            for broker, session in self.sessions.live_sessions(image.brokers)
+            if session.damage.is_report_complete
         )
-
-    def _offset_in(self, image: MetadataImage, broker_id: BrokerId) -> MetadataOffset | None:
-        """Return the metadata offset that a broker of the image last reported, else None."""
-        broker = image.brokers.get(broker_id)
-        return None if broker is None else self._metadata_offset(broker)
 
     def _metadata_offset(self, broker: BrokerRegistration) -> MetadataOffset:
         """Return the metadata offset that the broker last reported; 0 without a live session."""

@@ -25,8 +25,10 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.controller.broker_views import (
+    NO_DAMAGE,
     NO_DAMAGED_REPLICAS,
     Brokers,
+    DamageByBroker,
     DamagedReplicas,
     first_electable,
     is_drained,
@@ -34,8 +36,6 @@ from raft_metadata.controller.broker_views import (
     is_starting,
 )
 from raft_metadata.controller.partition_change import (
-    NO_DAMAGE,
-    DamageByBroker,
     unable_replicas,
     unclean_candidate,
     unsure_replicas,

@@ -23,8 +23,7 @@ broker empties its log once it sees that committed, and fills it again. Four rul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Collection
 from typing import NamedTuple
 
 from raft_metadata.common.ids import (
@@ -35,8 +34,10 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.controller.broker_views import (
+    NO_DAMAGE,
     Brokers,
     BrokerViews,
+    DamageByBroker,
     first_electable,
     has_complete_report,
     is_drained,
@@ -48,18 +49,8 @@ from raft_metadata.controller.partition_draft import NO_BROKERS, PartitionDraft
 from raft_metadata.controller.reassignment_control import complete_reassignment
 from raft_metadata.controller.topic_rules import TopicRules
 from raft_metadata.image.metadata_image import PartitionRegistration
-from raft_metadata.records.commands import DamagedReplica
 from raft_metadata.records.partition_set import NO_PARTITIONS
 from raft_metadata.records.records import BrokerState, DrainScope, PartitionChangeRecord
-
-DamageByBroker = Mapping[BrokerId, DamagedReplica]
-"""The damaged replicas of one partition, by broker."""
-NO_DAMAGE: DamageByBroker = MappingProxyType({})
-
-
-def damaged_replicas(views: BrokerViews, where: TopicIdPartition) -> DamageByBroker:
-    """Return the reported damaged replicas of this partition."""
-    return views.damaged_replicas.get(where, NO_DAMAGE)
 
 
 def current_reports(damaged: DamageByBroker, partition: PartitionRegistration) -> DamageByBroker:
@@ -126,7 +117,7 @@ def has_log_of_epoch(
     replicas: Collection[BrokerId],
 ) -> bool:
     """Return True if the log of any of these replicas took part in the present leader epoch."""
-    reports = views.damaged_replicas.get(where, NO_DAMAGE)
+    reports = views.damage_of(where)
     return any(
         replica in reports and reports[replica].leader_epoch >= partition.leader_epoch
         for replica in replicas
@@ -143,8 +134,7 @@ def _removable_replicas(
 
     All of them if a healthy replica can take over at once; else those that can't serve anything.
     """
-    reported = views.damaged_replicas.get(where)
-    reports = current_reports(reported, partition) if reported else NO_DAMAGE
+    reports = current_reports(views.damage_of(where), partition)
     if not reports:
         return NO_BROKERS
     counting = {*partition.isr, *partition.elr, partition.leader}
@@ -170,7 +160,7 @@ def _healthy_replicas(
     lost: Collection[BrokerId],
 ) -> list[BrokerId]:
     """Return the members of ISR and ELR that are known not to be damaged."""
-    reports = views.damaged_replicas.get(where, NO_DAMAGE)
+    reports = views.damage_of(where)
     return [
         replica
         for replica in (*partition.isr, *partition.elr)
@@ -193,7 +183,7 @@ def _unaware_replicas(
     stay true. Their successor may die before they have applied its election: then the next leader
     has to wait for them.
     """
-    reports = views.damaged_replicas.get(where, NO_DAMAGE)
+    reports = views.damage_of(where)
     sound = _healthy_replicas(views, where, partition, lost)
     if not any(_may_commit(views.brokers, partition, replica) for replica in sound):
         return NO_BROKERS
@@ -234,7 +224,7 @@ def heal(
     failed = leaving_replicas(views, where, partition, lost.moved | lost.unclean)
     lost = lost._replace(unclean=lost.unclean | failed)
     min_isr = rules.min_isr(partition.replication_factor)
-    damaged = damaged_replicas(views, where)
+    damaged = views.damage_of(where)
     known = current_reports(damaged, partition)
     draft.isr = _shrunk_isr(brokers, partition, lost.moved | lost.unclean, min_isr, damaged)
     if partition.is_reassigning:

@@ -303,10 +303,10 @@ class PartitionQueue:
         """Add partitions to examine; one that is queued keeps its place."""
         self._queued |= dict.fromkeys(partitions)
 
-    def requeue(self, reported_offset: Callable[[BrokerId], MetadataOffset | None]) -> None:
+    def requeue(self, reported_offsets: ReportedOffsets) -> None:
         """Queue the partitions that waited for brokers with a new metadata offset, or gone."""
         for broker_id, (offset, partitions) in tuple(self._waiting.items()):
-            if reported_offset(broker_id) != offset:
+            if reported_offsets.get(broker_id) != offset:
                 del self._waiting[broker_id]
                 self._queued |= partitions
 

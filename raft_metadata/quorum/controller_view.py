@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import ClusterId
-from raft_metadata.controller.broker_sessions import BrokerSession, HeartbeatTracker
-from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
+from raft_metadata.controller.broker_sessions import HeartbeatTracker
+from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine, image_hash
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum, RaftState
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
@@ -107,17 +108,9 @@ class ControllerView:
         image = self._machine.image
         offsets: dict[object, int] = {
             (broker.broker_id, broker.broker_epoch): session.metadata_offset
-            for broker, session in self._live_sessions(image)
+            for broker, session in self._sessions.live_sessions(image.brokers)
         }
         self._observers_caught_up.note(offsets, image.next_offset, now_ms)
-
-    def _live_sessions(
-        self, image: MetadataImage
-    ) -> Iterator[tuple[BrokerRegistration, BrokerSession]]:
-        for broker in image.brokers.values():
-            session = self._sessions.session(broker.broker_id, broker.broker_epoch)
-            if session is not None:
-                yield broker, session
 
     def state(self, *, is_active: bool, index: int | None = None) -> ControllerState:
         """Return the controller's present state, with the state hash after entry `index`.
@@ -161,19 +154,13 @@ class ControllerView:
     def _voters(self, raft: RaftState, now_ms: int) -> Iterator[VoterState]:
         for voter in raft.voters:
             age_ms = self._voters_caught_up.age_ms(voter.voter_id, now_ms)
-            yield VoterState(
-                voter_id=voter.voter_id,
-                directory_id=voter.directory_id,
-                is_connected=voter.is_connected,
-                match_index=voter.match_index,
-                lag=voter.lag,
-                contact_age_ms=voter.contact_age_ms,
-                caught_up_age_ms=None if voter.match_index is None else age_ms,
-                feature_level_max=voter.feature_level_max,
-            )
+            yield replace(voter, caught_up_age_ms=None if voter.match_index is None else age_ms)
 
     def _observers(self, image: MetadataImage, now_ms: int) -> Iterator[ObserverState]:
-        heard = {broker.broker_id: session for broker, session in self._live_sessions(image)}
+        heard = {
+            broker.broker_id: session
+            for broker, session in self._sessions.live_sessions(image.brokers)
+        }
         for broker_id, broker in sorted(image.brokers.items()):
             session = heard.get(broker_id)
             offset = None if session is None else session.metadata_offset
