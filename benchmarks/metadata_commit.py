@@ -43,7 +43,8 @@ from raft_metadata.common.ids import (
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import Identity, format_raft_dir
-from raft_metadata.quorum.metadata_quorum import Leadership, MetadataQuorum
+from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+from raft_metadata.quorum.raft_node import Leadership
 from raft_metadata.records.records import MetadataRecord, PartitionRecord, TopicRecord
 from raft_metadata.records.serde import encode_batch
 

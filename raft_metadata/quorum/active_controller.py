@@ -13,20 +13,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from typing_extensions import override
 
 from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.faults import FaultHandler
-from raft_metadata.common.ids import BrokerEpoch, BrokerId, NodeId, TopicId
+from raft_metadata.common.ids import BrokerEpoch, BrokerId, TopicId
 from raft_metadata.controller.broker_sessions import HeartbeatTracker
 from raft_metadata.controller.controller import (
     Controller,
     ControllerConfig,
     RandomSource,
-    Records,
     Urgency,
 )
 from raft_metadata.controller.election_control import joined_elections
@@ -35,8 +34,9 @@ from raft_metadata.image.metadata_delta import MetadataDelta, MetadataPublisher
 from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.metadata_feed import MetadataFeed
-from raft_metadata.quorum.metadata_quorum import Leadership
-from raft_metadata.quorum.speculation import Batch, Speculation, check_committed, failure
+from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+from raft_metadata.quorum.raft_node import Leadership
+from raft_metadata.quorum.speculation import Speculation, check_committed, failure
 from raft_metadata.records.commands import (
     A,
     AddPartitions,
@@ -74,28 +74,6 @@ def log_broker_state_changes(image: MetadataImage, records: Sequence[MetadataRec
             "broker state broker=%d broker_epoch=%d from=%s to=%s",
             record.broker_id, record.broker_epoch, known.state.value, record.state.value,
         )  # fmt: skip
-
-
-class Quorum(Protocol):
-    """The port to ``metadata_quorum.MetadataQuorum``."""
-
-    def submit(self, payload: bytes, term: int) -> asyncio.Future[object]:
-        """Append in exactly this term; see `MetadataQuorum.submit` for the possible failures."""
-        ...
-
-    @property
-    def is_leader(self) -> bool: ...
-    @property
-    def term(self) -> int: ...
-    @property
-    def leader_id(self) -> NodeId | None: ...
-    @property
-    def commit_index(self) -> int: ...
-    @property
-    def applied_index(self) -> int: ...
-    @property
-    def leader_contact_age_ms(self) -> int: ...
-    def voter_feature_levels(self) -> Mapping[NodeId, int | None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +138,7 @@ class ActiveController(MetadataPublisher):
         self,
         state_machine: MetadataStateMachine,
         config: ControllerConfig,
-        quorum: Quorum,
+        quorum: MetadataQuorum,
         *,
         clock: Clock,
         random_source: RandomSource,
@@ -173,7 +151,7 @@ class ActiveController(MetadataPublisher):
         self._core = Controller(config, random_source, clock.monotonic_ms())
         self._quorum = quorum
         self._state: DecidingState = Standby()
-        self._feed = MetadataFeed(state_machine, config)
+        self._feed = MetadataFeed(state_machine, config, quorum)
         self._completion_deadline_ms: int | None = None
         """Earliest deadline of the commands that wait for partitions to be recorded; None if none
         waits."""
@@ -258,6 +236,8 @@ class ActiveController(MetadataPublisher):
             image,
             batch_bytes_max=self._config.batch_bytes_max,
             wall_ms=self._clock.wall_ms,
+            submit=self._quorum.submit,
+            on_appended=self._core.appended,
             on_answered=self._wake.set,
             on_failed=self._on_failed,
         )
@@ -266,10 +246,6 @@ class ActiveController(MetadataPublisher):
         self._wake.set()
 
     # ---- appending (rule M2)
-
-    def _append(self, speculation: Speculation, records: Records, urgency: Urgency) -> list[Batch]:
-        """Append records to the quorum and the speculative image."""
-        return speculation.append(records, urgency, self._quorum.submit, self._core.appended)
 
     def _on_failed(self, speculation: Speculation, error: KafkaError) -> None:
         """Drop the speculation after a failed batch.
@@ -333,7 +309,7 @@ class ActiveController(MetadataPublisher):
                 return False
             before = speculation.image
             try:
-                self._append(speculation, proposed.records, proposed.urgency)
+                speculation.append(proposed.records, proposed.urgency)
                 log_broker_state_changes(before, proposed.records)
             except KafkaError as refusal:
                 _log.warning("append refused urgency=%s why=%s", proposed.urgency.value, refusal)
@@ -408,7 +384,7 @@ class ActiveController(MetadataPublisher):
         if not records:
             await self._commit_of_newest(speculation)
             return answer
-        batches = self._append(speculation, records, Urgency.CHANGE)
+        batches = speculation.append(records, Urgency.CHANGE)
         await asyncio.wait([batch.future for batch in batches])
         check_committed(batches)
         return answer
@@ -504,7 +480,7 @@ class ActiveController(MetadataPublisher):
 
     async def fetch_metadata(self, request: FetchMetadata) -> FetchMetadataAnswer:
         """Return metadata records; every controller serves it, see `MetadataFeed.fetch`."""
-        return await self._feed.fetch(request, self._quorum)
+        return await self._feed.fetch(request)
 
     # ---- operators
 

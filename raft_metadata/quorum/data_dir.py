@@ -34,7 +34,7 @@ from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.journal import JOURNAL_FILE, DurableJournal, Flusher
 from raft_metadata.quorum.snapshots import (
     SnapshotStore,
-    Snapshotted,
+    StateMachine,
     drop_leftovers,
     start_thread,
 )
@@ -290,7 +290,7 @@ class VoterDisk:
 
 def open_voter_disk(
     config: QuorumConfig,
-    machine: Snapshotted,
+    machine: StateMachine,
     faults: FaultHandler,
     disk: Disk,
     *,

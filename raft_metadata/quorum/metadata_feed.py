@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Protocol
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import ControllerEpoch, NodeId
+from raft_metadata.common.ids import ControllerEpoch
 from raft_metadata.controller.controller import ControllerConfig
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.image.snapshot import snapshot_of
+from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.records.commands import FetchMetadata, FetchMetadataAnswer, MetadataSnapshot
 from raft_metadata.records.serde import encode_snapshot
 
@@ -25,25 +25,17 @@ SNAPSHOT_KEPT_S = 10.0
 """Time a large encoded snapshot is kept, so that brokers that start together share it."""
 
 
-class LeaderKnowledge(Protocol):
-    """The knowledge of a voter about its leader; implemented by `MetadataQuorum`."""
-
-    @property
-    def leader_id(self) -> NodeId | None: ...
-    @property
-    def term(self) -> int: ...
-    @property
-    def leader_contact_age_ms(self) -> int: ...
-
-
 class MetadataFeed:
     """Server of applied records to brokers; a broker never has to take anything back.
 
     Owned by the controller; single-threaded on its loop. `announce` wakes the waiting fetches.
     """
 
-    def __init__(self, machine: MetadataStateMachine, config: ControllerConfig) -> None:
+    def __init__(
+        self, machine: MetadataStateMachine, config: ControllerConfig, quorum: MetadataQuorum
+    ) -> None:
         self._machine = machine
+        self._quorum = quorum
         self._config = config
         self._changed = asyncio.Event()
         self._stopping = False
@@ -66,7 +58,7 @@ class MetadataFeed:
         self._stopping = True
         self.announce()
 
-    async def fetch(self, request: FetchMetadata, quorum: LeaderKnowledge) -> FetchMetadataAnswer:
+    async def fetch(self, request: FetchMetadata) -> FetchMetadataAnswer:
         """Return records from an offset on; wait for the next one up to ``max_wait_ms``.
 
         Raises INCONSISTENT_CLUSTER_ID; METADATA_STALE_SOURCE if this controller has lost its
@@ -76,18 +68,18 @@ class MetadataFeed:
         if request.cluster_id != self._config.cluster_id:
             message = f"this is cluster {self._config.cluster_id}, not {request.cluster_id}"
             raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, message)
-        self._check_source(request, quorum)
+        self._check_source(request)
         if self._machine.image.next_offset == request.from_offset:
             await self._newer_image(request)
-            self._check_source(request, quorum)
-        return await self._page(request, quorum)
+            self._check_source(request)
+        return await self._page(request)
 
-    def _check_source(self, request: FetchMetadata, quorum: LeaderKnowledge) -> None:
+    def _check_source(self, request: FetchMetadata) -> None:
         """Raise KafkaError if this controller is stale, or behind the broker (rule M6)."""
-        age_ms = quorum.leader_contact_age_ms
+        age_ms = self._quorum.leader_contact_age_ms
         if age_ms > self._config.election_timeout_ms or self._stopping:
             heard = f"heard of its leader {age_ms} ms ago"
-            if quorum.leader_id is None:
+            if self._quorum.leader_id is None:
                 heard = "knows of no leader"
             message = f"this controller {heard}; ask another"
             raise KafkaError(ErrorCode.METADATA_STALE_SOURCE, message)
@@ -110,18 +102,18 @@ class MetadataFeed:
         finally:
             self.waiting -= 1
 
-    async def _page(self, request: FetchMetadata, quorum: LeaderKnowledge) -> FetchMetadataAnswer:
+    async def _page(self, request: FetchMetadata) -> FetchMetadataAnswer:
         batches = self._machine.batches_from(
             request.from_offset, self._config.fetch_bytes_max, inside=request.inside_batch
         )
         snapshot = None
         if batches is None and not request.inside_batch:
             snapshot = await self._snapshot_of(self._machine.image)
-            self._check_source(request, quorum)
+            self._check_source(request)
         return FetchMetadataAnswer(
-            leader_id=quorum.leader_id,
-            epoch=ControllerEpoch(quorum.term),
-            leader_contact_age_ms=quorum.leader_contact_age_ms,
+            leader_id=self._quorum.leader_id,
+            epoch=ControllerEpoch(self._quorum.term),
+            leader_contact_age_ms=self._quorum.leader_contact_age_ms,
             end_offset=self._machine.image.next_offset,
             batches=batches or (),
             snapshot=snapshot,

@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -25,7 +24,8 @@ from raft_metadata.quorum.data_dir import VoterDisk, open_voter_disk
 from raft_metadata.quorum.journal import ThreadFlusher
 from raft_metadata.quorum.peer_links import LinkOwner, PeerAuthenticator, PeerLinks
 from raft_metadata.quorum.pysyncobj_internals import library_now, verify_library
-from raft_metadata.quorum.raft_node import RaftNode, RaftParts
+from raft_metadata.quorum.raft_node import ListenerEvents, QuorumListener, RaftNode, RaftParts
+from raft_metadata.quorum.snapshots import StateMachine
 from raft_metadata.quorum.voter_node import VoterNode, voter_of
 from raft_metadata.records.quorum_view import VoterState
 
@@ -122,78 +122,6 @@ COMMIT_TIMEOUT_S = 0.25
 """Part of that time in which it first waits until its appended entries are committed."""
 
 _log = logging.getLogger("raft_metadata.quorum")
-
-
-class StateMachine(Protocol):
-    """The port to which committed payloads are applied. Called on the loop, except `chunks`."""
-
-    def apply(self, index: int, term: int, payload: bytes) -> object:
-        """Apply one payload and return the value for its submitter.
-
-        Pure and total: no clock, no chance, no exception (an exception ends the process).
-        """
-        ...
-
-    def capture(self) -> object:
-        """Return an immutable reference to the present state, for a snapshot; must be cheap."""
-        ...
-
-    def chunks(self, captured: object) -> Iterator[bytes]:
-        """Return a captured state as chunks of bytes, each under 4 GiB; called on any thread."""
-        ...
-
-    def restore(self, chunks: Sequence[bytes], index: int, term: int) -> None:
-        """Replace the whole state by one that was captured after applying (index, term)."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Leadership:
-    """A leadership that may be acted on: the first entry of `term` is applied, at `index`."""
-
-    term: int
-    index: int
-
-
-class QuorumListener(Protocol):
-    """The port to the owner of a voter, `ActiveController`; called on the loop."""
-
-    def on_activated(self, leadership: Leadership) -> None:
-        """Begin to decide: this voter leads, and every entry before its term is applied."""
-        ...
-
-    def on_deactivated(self) -> None:
-        """Stop deciding: this leadership has ended."""
-        ...
-
-    def on_applied(self) -> None:
-        """Note that entries were applied."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ListenerEvents:
-    """`RaftEvents` for a listener; an exception in one of its methods is fatal."""
-
-    listener: QuorumListener
-    faults: FaultHandler
-
-    def activated(self, term: int, index: int) -> None:
-        _log.info("leadership activated term=%d index=%d", term, index)
-        self._call(lambda: self.listener.on_activated(Leadership(term, index)))
-
-    def deactivated(self) -> None:
-        _log.info("leadership deactivated")
-        self._call(self.listener.on_deactivated)
-
-    def applied(self) -> None:
-        self._call(self.listener.on_applied)
-
-    def _call(self, function: Callable[[], None]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 the owner's state may be half changed
-            self.faults.fatal("quorum event handler failed", error)
 
 
 class MetadataQuorum:

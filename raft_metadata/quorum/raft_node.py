@@ -8,11 +8,13 @@ serialisation of method calls and its forwarding are not used.
 
 from __future__ import annotations
 
+import logging
 import random
 from asyncio import Future
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from typing_extensions import override
@@ -48,7 +50,7 @@ from raft_metadata.quorum.pysyncobj_internals import (
     REGULAR,
     PinnedSyncObj,
 )
-from raft_metadata.quorum.snapshots import SnapshotStore
+from raft_metadata.quorum.snapshots import SnapshotStore, StateMachine
 from raft_metadata.quorum.transport import FilteredTransport, Links
 from raft_metadata.quorum.voter_node import VoterNode
 from raft_metadata.quorum.wire import Message
@@ -65,26 +67,66 @@ PING_S = 0.5
 """Interval of pings, which carry the highest ``metadata.version`` of a voter's process."""
 _TAG_REGULAR = bytes((REGULAR,))
 
+_log = logging.getLogger("raft_metadata.quorum")
 
-class AppliedTo(Protocol):
-    """The part of the state machine that the apply loop needs."""
 
-    def apply(self, index: int, term: int, payload: bytes) -> object:
-        """Apply one payload; total and pure, see `metadata_quorum.StateMachine`."""
+class Activation(Enum):
+    """The state of a voter's leadership, as its owner knows it."""
+
+    NONE = "this voter does not lead, or has not applied the first entry of its term"
+    ACTIVE = "this voter leads and accepts payloads"
+    HANDING_OVER = (
+        "another voter is to lead: nothing more is appended, until the end of the process"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """A leadership that may be acted on: the first entry of `term` is applied, at `index`."""
+
+    term: int
+    index: int
+
+
+class QuorumListener(Protocol):
+    """The port to the owner of a voter, `ActiveController`; called on the loop."""
+
+    def on_activated(self, leadership: Leadership) -> None:
+        """Begin to decide: this voter leads, and every entry before its term is applied."""
+        ...
+
+    def on_deactivated(self) -> None:
+        """Stop deciding: this leadership has ended."""
+        ...
+
+    def on_applied(self) -> None:
+        """Note that entries were applied."""
         ...
 
 
-class RaftEvents(Protocol):
-    """Callbacks to the owner. Called on the loop, inside a tick; must not raise."""
+@dataclass(frozen=True, slots=True)
+class ListenerEvents:
+    """A voter's calls to its owner, inside a tick; an exception in one of them is fatal."""
+
+    listener: QuorumListener
+    faults: FaultHandler
 
     def activated(self, term: int, index: int) -> None:
-        """Handle activation: this voter leads and has applied its term's first entry at `index`."""
+        _log.info("leadership activated term=%d index=%d", term, index)
+        self._call(lambda: self.listener.on_activated(Leadership(term, index)))
 
     def deactivated(self) -> None:
-        """Handle the end of leadership: no decision made since activation may be trusted."""
+        _log.info("leadership deactivated")
+        self._call(self.listener.on_deactivated)
 
     def applied(self) -> None:
-        """Handle a greater `applied_index`."""
+        self._call(self.listener.on_applied)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 the owner's state may be half changed
+            self.faults.fatal("quorum event handler failed", error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +137,8 @@ class RaftParts:
     home: DataDir
     journal: DurableJournal
     snapshots: SnapshotStore
-    machine: AppliedTo
-    events: RaftEvents
+    machine: StateMachine
+    events: ListenerEvents
     faults: FaultHandler
     links: Links
     request_tick: Callable[[], None]
@@ -127,8 +169,7 @@ class RaftNode(PinnedSyncObj):
         self._queue: deque[_Queued] = deque()
         self._waiting: dict[int, _Queued] = {}
         self._commit_moved = False
-        self._active = False
-        self._is_handing_over = False
+        self._activation = Activation.NONE
         self._forced_snapshot_at = 0
         self._next_ping = 0.0
         self.contact = LeaderContact()
@@ -181,7 +222,8 @@ class RaftNode(PinnedSyncObj):
 
     def leading_in(self, term: int) -> bool:
         """Return whether this voter leads, in exactly this term, and accepts entries."""
-        return bool(self._isLeader()) and term == self.raftCurrentTerm and not self._is_handing_over
+        leads = bool(self._isLeader()) and term == self.raftCurrentTerm
+        return leads and self._activation is not Activation.HANDING_OVER
 
     @override
     def append_queued(self) -> None:
@@ -243,19 +285,19 @@ class RaftNode(PinnedSyncObj):
         From the first call on nothing more is appended (Raft thesis, 3.10). Appended entries are
         committed first, while there is time: otherwise their submitters would get OUTCOME_UNKNOWN.
         """
-        self._is_handing_over = True
-        self._deactivate()
+        self._end_activation(Activation.HANDING_OVER)
         return not self._waiting
 
-    def _deactivate(self) -> None:
-        if self._active:
-            self._active = False
+    def _end_activation(self, state: Activation) -> None:
+        before, self._activation = self._activation, state
+        if before is Activation.ACTIVE:
             self.parts.events.deactivated()
 
     def _on_role_changed(self, old: int, _new: int) -> None:
         if old != LEADER:
             return
-        self._deactivate()
+        if self._activation is Activation.ACTIVE:
+            self._end_activation(Activation.NONE)
         waiting, self._waiting = self._waiting, {}
         for index, queued in waiting.items():
             # The entry is appended, so another leader may still commit it (rule M3).
@@ -299,7 +341,7 @@ class RaftNode(PinnedSyncObj):
         if queued is not None and not queued.future.done():
             queued.future.set_result(result)
         if command[0] == NO_OP and self.leading_in(term):
-            self._active = True
+            self._activation = Activation.ACTIVE
             self.parts.events.activated(term, index)
 
     # -- elections

@@ -1,6 +1,6 @@
 """Snapshots of the state machine: written on a thread, installed completely or not at all.
 
-`voter_disk.py` opens the `SnapshotStore` and loads the file; the library writes, sends and receives
+`data_dir.py` opens the `SnapshotStore` and loads the file; the library writes, sends and receives
 snapshots through `SnapshotAdapter`; `offline.py` reads the file with `parse_snapshot`.
 
 File ``snapshot``: magic, then frames ``length u32 | crc u32 | bytes``. The first frame is the
@@ -38,19 +38,26 @@ _END = 0xFFFFFFFF
 _log = logging.getLogger("raft_metadata.quorum")
 
 
-class Snapshotted(Protocol):
-    """The part of the state machine that snapshots need; see `metadata_quorum.StateMachine`."""
+class StateMachine(Protocol):
+    """The port to which committed payloads are applied. Called on the loop, except `chunks`."""
+
+    def apply(self, index: int, term: int, payload: bytes) -> object:
+        """Apply one payload and return the value for its submitter.
+
+        Pure and total: no clock, no chance, no exception (an exception ends the process).
+        """
+        ...
 
     def capture(self) -> object:
-        """Return an immutable reference to the present state; must be cheap."""
+        """Return an immutable reference to the present state, for a snapshot; must be cheap."""
         ...
 
     def chunks(self, captured: object) -> Iterator[bytes]:
-        """Return the captured state as bytes; called on another thread."""
+        """Return a captured state as chunks of bytes, each under 4 GiB; called on any thread."""
         ...
 
     def restore(self, chunks: Sequence[bytes], index: int, term: int) -> None:
-        """Replace the whole state."""
+        """Replace the whole state by one that was captured after applying (index, term)."""
         ...
 
 
@@ -98,7 +105,7 @@ class SnapshotStore:
         disk: Disk,
         directory: str,
         cluster_id: ClusterId,
-        machine: Snapshotted,
+        machine: StateMachine,
         faults: FaultHandler,
         *,
         run: Callable[[Callable[[], None]], threading.Thread | None] = start_thread,

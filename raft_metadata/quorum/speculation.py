@@ -20,8 +20,6 @@ from raft_metadata.image.metadata_state_machine import Accepted, Rejected
 from raft_metadata.records.records import MetadataRecord
 from raft_metadata.records.serde import encode_record, join_batch
 
-Submit = Callable[[bytes, int], asyncio.Future[object]]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
@@ -36,9 +34,10 @@ class Speculation:
 
     Owned by it, dropped on failure.
 
-    ``on_failed`` is called when a batch turns out not to be in the log: every later decision rests
-    on it and is void. ``on_answered`` is called for each batch that is in the log. `in_flight`
-    holds the unanswered batches, oldest first.
+    ``submit`` hands a batch to the quorum in a term; ``on_appended`` is called for each, with the
+    image that it leads to. ``on_failed`` is called when a batch turns out not to be in the log:
+    every later decision rests on it and is void. ``on_answered`` is called for each batch that is
+    in the log. `in_flight` holds the unanswered batches, oldest first.
     """
 
     def __init__(
@@ -48,6 +47,8 @@ class Speculation:
         *,
         batch_bytes_max: int,
         wall_ms: Callable[[], int],
+        submit: Callable[[bytes, int], asyncio.Future[object]],
+        on_appended: Callable[[MetadataDelta, MetadataImage], None],
         on_answered: Callable[[], None],
         on_failed: Callable[[Speculation, KafkaError], None],
     ) -> None:
@@ -56,6 +57,8 @@ class Speculation:
         self.in_flight: deque[Batch] = deque()
         self._batch_bytes_max = batch_bytes_max
         self._wall_ms = wall_ms
+        self._submit = submit
+        self._on_appended = on_appended
         self._on_answered = on_answered
         self._on_failed = on_failed
 
@@ -63,13 +66,7 @@ class Speculation:
         """Return the number of batches in flight with urgency BULK (consequences and growth)."""
         return sum(batch.urgency is Urgency.BULK for batch in self.in_flight)
 
-    def append(
-        self,
-        records: Records,
-        urgency: Urgency,
-        submit: Submit,
-        on_appended: Callable[[MetadataDelta, MetadataImage], None],
-    ) -> list[Batch]:
+    def append(self, records: Records, urgency: Urgency) -> list[Batch]:
         """Hand records to the quorum in batches that fit, and advance `image` by each.
 
         Raises the quorum's refusal of the *first* batch: nothing was appended then. A later batch
@@ -84,14 +81,14 @@ class Speculation:
             next_offset = MetadataOffset(base + delta.replay_all(part.records, base))
             image = delta.apply(next_offset, ControllerEpoch(self.term))
             payload = join_batch(base, self.term, part.encoded, time_ms=time_ms)
-            future = submit(payload, self.term)
+            future = self._submit(payload, self.term)
             if future.done() and (refusal := failure(future)) is not None:
                 if not batches:
                     raise refusal
                 break
             self.image = image
             batches.append(self._follow(Batch(future, urgency)))
-            on_appended(delta, image)
+            self._on_appended(delta, image)
         return batches
 
     def _follow(self, batch: Batch) -> Batch:

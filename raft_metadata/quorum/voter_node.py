@@ -1,6 +1,6 @@
 """Voters as pysyncobj node objects, and the names under which the library stores them.
 
-`raft_node.py` makes one `VoterNode` for each voter; the vote file and `raft_state.py` translate
+`raft_node.py` makes one `VoterNode` for each voter; the vote file and `raft_state` translate
 between names and node ids with `voter_address` and `voter_of`.
 """
 

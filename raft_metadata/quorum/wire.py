@@ -2,7 +2,7 @@
 
 MessagePack, never pickle: bytes from a socket must not be able to name code (D11). `transport.py`
 checks a whole message with `checked` before any of it is used, and closes the connection if it does
-not fit; `introductions.py` does so for the hello.
+not fit; `peer_links.py` does so for the hello.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, StorageError
 from raft_metadata.common.ids import DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import Identity, format_rejoining_raft_dir
-from raft_metadata.quorum.metadata_quorum import NO_LEADER_CONTACT_MS, Leadership, MetadataQuorum
+from raft_metadata.quorum.metadata_quorum import NO_LEADER_CONTACT_MS, MetadataQuorum
+from raft_metadata.quorum.raft_node import Leadership
 from tests.support.quorum_process import (
     PayloadList,
     SilentListener,

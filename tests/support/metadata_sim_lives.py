@@ -17,7 +17,8 @@ from raft_metadata.image.metadata_state_machine import (
     Rejected,
 )
 from raft_metadata.quorum.active_controller import ActiveController
-from raft_metadata.quorum.metadata_quorum import ListenerEvents, MetadataQuorum
+from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+from raft_metadata.quorum.raft_node import ListenerEvents
 from raft_metadata.quorum.wire import Codec
 from tests.support.metadata_witness import SESSION_S, Witness
 from tests.support.metadata_world import CLUSTER as METADATA_CLUSTER
@@ -157,7 +158,7 @@ class ControllerLife(Voter):
         self.controller_events = ListenerEvents(self.controller, _Faults())
         return machine
 
-    # RaftEvents
+    # ListenerEvents
 
     def activated(self, term: int, index: int) -> None:
         self.controller_events.activated(term, index)

@@ -21,7 +21,8 @@ from raft_metadata.common.faults import ProcessFaultHandler
 from raft_metadata.common.ids import ClusterId, DirectoryId, NodeId
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import Identity, format_raft_dir
-from raft_metadata.quorum.metadata_quorum import Leadership, MetadataQuorum
+from raft_metadata.quorum.metadata_quorum import MetadataQuorum
+from raft_metadata.quorum.raft_node import Leadership
 
 CLUSTER = ClusterId("integration")
 LINE_BYTES_MAX = 64 * 1024 * 1024

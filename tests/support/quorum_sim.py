@@ -204,7 +204,7 @@ class Voter:
     def request_tick(self) -> None:
         """Something can go on at once; here all tick anyway."""
 
-    # RaftEvents
+    # ListenerEvents
     def activated(self, term: int, index: int) -> None:
         self.activations.append((term, index))
         self.events.append(f"activated {term}")

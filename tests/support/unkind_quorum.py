@@ -19,7 +19,7 @@ from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.active_controller import ActiveController
-from raft_metadata.quorum.metadata_quorum import Leadership
+from raft_metadata.quorum.raft_node import Leadership
 
 
 @dataclass(eq=False)

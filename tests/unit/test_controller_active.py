@@ -402,7 +402,7 @@ async def reordered() -> Cluster:
     )
     core = cluster.lead.controller._core
     records, _ = core.decide(speculation.image, AlterReassignments(changes=changes), {})
-    cluster.lead.controller._append(speculation, records, Urgency.CHANGE)
+    speculation.append(records, Urgency.CHANGE)
     await cluster.raft.settle(3)
     return cluster
 

@@ -58,7 +58,8 @@ class Controllers:
     controllers: tuple[NodeId, ...] = NODES
 
     def __post_init__(self) -> None:
-        self.feed = MetadataFeed(self.machine, ControllerConfig(cluster_id=CLUSTER_ID))
+        knowledge = SimpleNamespace(leader_id=NodeId(102), term=1, leader_contact_age_ms=0)
+        self.feed = MetadataFeed(self.machine, ControllerConfig(cluster_id=CLUSTER_ID), knowledge)
 
     async def describe_quorum(self, source: NodeId, timeout_ms: int) -> ControllerState:
         if source in self.down or source not in self.states:
@@ -72,8 +73,7 @@ class Controllers:
         self.fetched.append((source, request))
         if source in self.down:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
-        knowledge = SimpleNamespace(leader_id=NodeId(102), term=1, leader_contact_age_ms=0)
-        return await self.feed.fetch(request, knowledge)
+        return await self.feed.fetch(request)
 
 
 @dataclass

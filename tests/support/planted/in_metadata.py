@@ -141,7 +141,7 @@ def _compacts_early(patch: Patch) -> None:
 def _waiters_hang(patch: Patch) -> None:
     def forget(self: Any, old: int, new: int) -> None:
         if old == raft_node.LEADER:
-            self._active = False
+            self._activation = raft_node.Activation.NONE
             self.parts.events.deactivated()
             self._waiting = {}
 
@@ -164,7 +164,7 @@ def _answers_early(patch: Patch) -> None:
             raise self._not_controller()
         records, answer = self._core.decide(self.speculation.image, command)
         if records:
-            self._append(self.speculation, records, active_controller.Urgency.CHANGE)
+            self.speculation.append(records, active_controller.Urgency.CHANGE)
         return answer
 
     patch.setattr(active_controller.ActiveController, "_command", command)
@@ -174,8 +174,12 @@ def _answers_early(patch: Patch) -> None:
 def _active_early(patch: Patch) -> None:
     def apply(self: Any, command: bytes, index: int, term: int) -> None:
         real_apply(self, command, index, term)
-        if command[0] == raft_node.NO_OP and self._isLeader() and not self._active:
-            self._active = True
+        if (
+            command[0] == raft_node.NO_OP
+            and self._isLeader()
+            and self._activation is raft_node.Activation.NONE
+        ):
+            self._activation = raft_node.Activation.ACTIVE
             self.parts.events.activated(self.raftCurrentTerm, index)
 
     real_apply = raft_node.RaftNode._apply
