@@ -59,9 +59,8 @@ class ImagesWitness:
         self.debts: dict[BrokerId, set[TopicIdPartition]] = {}
         """What a registration not yet settled says is lost."""
         # clients
-        self.asked: dict[TopicId, tuple[int, bool]] = {}
-        """Replication factor of each creation, and whether the controller places it."""
-        self.grown: set[tuple[TopicId, int]] = set()
+        self.asked: dict[TopicId, tuple[int, bool, int]] = {}
+        """Replication factor of each creation, whether the controller places it, and partitions."""
         self.unclean_asked: set[TopicId] = set()
         """Topics where somebody wanted a leader rather than every record."""
         self.followed: dict[str, int] = {}
@@ -151,8 +150,8 @@ class ImagesWitness:
         topic: TopicImage,
         new: PartitionRegistration,
     ) -> None:
-        factor, placed = self.asked.get(where.topic_id, (None, False))
-        if topic.grown_from or (where.topic_id, where.partition) in self.grown:
+        factor, placed, count = self.asked.get(where.topic_id, (None, False, 0))
+        if factor is not None and where.partition >= count:  # added since
             factor, placed = topic.replication_factor, False
         racks = live_brokers(before, factor) if placed else None
         invariant.c13_assignment_is_as_asked(self.tally, new, factor, racks)

@@ -172,7 +172,8 @@ class Operator:
             replication_factor=None if assignments else factor,
             replicas_assignments=assignments,
         )
-        self.world.witness.asked[new] = (factor, assignments is None)
+        count = command.partitions_count or len(command.replicas_assignments)
+        self.world.witness.asked[new] = (factor, assignments is None, count)
         self.ask(
             "create",
             lambda life: life.controller.execute(command),
@@ -208,10 +209,6 @@ class Operator:
             count = topic.partitions_count + self.rng.choice((0, 1, 1, 3))
             if count > 8:
                 return
-            witness = self.world.witness
-            witness.grown |= {
-                (topic.topic_id, index) for index in range(topic.partitions_count, count)
-            }
             command = AddPartitions(topic=topic.name, partitions_count=count)
             self.admin(command, answered=self._grown)
 

@@ -329,11 +329,9 @@ class Witness(ImagesWitness):
 
     def _silence(self, life: ControllerLife, broker_id: BrokerId, epoch: int) -> float:
         """Seconds since this process heard of a registration; endless once it hung up."""
-        heard = life.heard.get((broker_id, epoch), NEVER)
-        closed = life.closed.get((broker_id, epoch))
-        if closed is not None and closed > heard and CLOCK.time - closed >= 0.3 - 0.001:
-            return float("inf")
-        return CLOCK.time - heard
+        key = broker_id, epoch
+        heard = life.heard.get(key, NEVER)
+        return float("inf") if _hung_up(life, key, heard, CLOCK.time) else CLOCK.time - heard
 
     # ---- what the log says: once per batch
 
@@ -345,8 +343,10 @@ class Witness(ImagesWitness):
         """
         if not isinstance(command, BrokerHeartbeat):
             return
-        heard = life.heard.get((command.broker_id, command.broker_epoch), life.started)
-        if not life.is_paused or life.paused_at - heard < SESSION_S:
+        key = command.broker_id, command.broker_epoch
+        heard, paused_at = life.heard.get(key, life.started), life.paused_at
+        was_over = paused_at - heard >= SESSION_S or _hung_up(life, key, heard, paused_at)
+        if not (life.is_paused and was_over):
             self.read(life, command, CLOCK.time)
 
     def read(self, life: ControllerLife, command: object, arrived_at: float) -> None:
@@ -420,6 +420,12 @@ class Witness(ImagesWitness):
             if reached < index <= life.raft.applied_index and command[0] == REGULAR:
                 machine.apply(index, term, command[1:])
         return machine.image
+
+
+def _hung_up(life: ControllerLife, key: tuple[int, int], heard: float, at: float) -> bool:
+    """Return True if the grace of a connection that closed after `heard` was over at this time."""
+    closed = life.closed.get(key)
+    return closed is not None and closed > heard and at - closed >= 0.3 - 0.001
 
 
 def snapshot_header(data: bytes) -> SnapshotHeader:
