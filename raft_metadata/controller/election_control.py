@@ -76,9 +76,7 @@ def election_steps(
     if named is not None and len(named) > ELECTIONS_MAX:
         message = f"{len(named)} partitions, at most {ELECTIONS_MAX} can be named"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-    places = (
-        _electable_places(image, command.election) if named is None else iter(dict.fromkeys(named))
-    )
+    places = _places(image, command)
     while part := tuple(islice(places, changes_max)):
         yield replace(command, partitions=part)
 
@@ -92,11 +90,14 @@ def joined_elections(parts: Sequence[LeadersElected]) -> LeadersElected:
     return LeadersElected(results=tuple(results[:ELECTIONS_MAX]), next_offset=last)
 
 
-def _electable_places(image: MetadataImage, election: Election) -> Iterator[PartitionPlace]:
-    """Yield the partitions where such an election could change something."""
+def _places(image: MetadataImage, command: ElectLeaders) -> Iterator[PartitionPlace]:
+    """Yield the named partitions once each, or those where the election could change something."""
+    if command.partitions is not None:
+        yield from dict.fromkeys(command.partitions)
+        return
     for topic in image.topics.values():
         for index, partition in enumerate(topic.partitions):
-            if election is Election.UNCLEAN:
+            if command.election is Election.UNCLEAN:
                 is_open = not partition.has_leader
             else:
                 is_open = partition.leader != partition.target[0]
@@ -114,11 +115,7 @@ def decide_elect_leaders(
     """Decide one part of an election, partition by partition; a failure affects no other."""
     records: list[PartitionChangeRecord] = []
     results: list[ElectionResult] = []
-    named = command.partitions
-    places = (
-        _electable_places(image, command.election) if named is None else iter(dict.fromkeys(named))
-    )
-    for place in places:
+    for place in _places(image, command):
         topic = image.topic(place.topic)
         partition = None if topic is None else image.partition(topic.topic_id, place.partition)
         if topic is None or partition is None:

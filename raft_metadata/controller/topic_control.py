@@ -286,13 +286,16 @@ def _counts(image: MetadataImage, command: CreateTopic, defaults: TopicDefaults)
     count, factor = command.partitions_count, command.replication_factor
     count = defaults.num_partitions if count is None else count
     factor = defaults.default_replication_factor if factor is None else factor
-    if not 1 <= count <= defaults.partitions_per_topic_max:
-        message = (
-            f"{count} partitions: a topic has 1 to {defaults.partitions_per_topic_max} of them"
-        )
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
+    _check_count(count, defaults)
     _check_factor(live_brokers(image, factor), factor)
     return count, factor
+
+
+def _check_count(count: int, defaults: TopicDefaults) -> None:
+    most = defaults.partitions_per_topic_max
+    if not 1 <= count <= most:
+        message = f"{count} partitions: a topic has 1 to {most} of them"
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
 
 
 def _check_factor(live: Mapping[BrokerId, str | None], factor: int) -> None:
@@ -314,11 +317,7 @@ def _check_growth(topic: TopicImage, count: int, defaults: TopicDefaults) -> Non
     if count <= present:
         message = f"topic {topic.name} has {present} partitions, {count} are not more"
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
-    if count > defaults.partitions_per_topic_max:
-        message = (
-            f"{count} partitions: a topic has 1 to {defaults.partitions_per_topic_max} of them"
-        )
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, message)
+    _check_count(count, defaults)
 
 
 def _assignments(
