@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from broker.log.log_manager import LogManager
-    from broker.replication.leader_state import Proposal
+    from broker.replication.isr_state import IsrChange
     from broker.replication.partition import Partition, Role
     from broker.replication.replica import Replica
     from raft_metadata.common.ids import BrokerId, TopicIdPartition
@@ -463,14 +463,14 @@ def note_isr(
     )  # fmt: skip
 
 
-def note_proposal(
-    events: EventSink, partition: Partition, proposal: Proposal, kind: EventKind, **facts: str
+def note_isr_change(
+    events: EventSink, partition: Partition, change: IsrChange, kind: EventKind, **facts: str
 ) -> None:
-    """Note that an ISR proposal was sent, refused, or answered without a certain outcome."""
+    """Note that an ISR change was sent, refused, or answered without a certain outcome."""
     events.note(
-        kind, partition.id, proposal.leader_epoch,
-        attempt=proposal.attempt, isr=[broker for broker, _ in proposal.isr],
-        partition_epoch=proposal.partition_epoch, reason=proposal.reason, **facts,
+        kind, partition.id, change.leader_epoch,
+        attempt=change.attempt, isr=[broker for broker, _ in change.isr],
+        partition_epoch=change.partition_epoch, reason=change.reason, **facts,
     )  # fmt: skip
 
 

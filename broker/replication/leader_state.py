@@ -1,8 +1,8 @@
-"""State and decisions of a partition's leader: followers, ISR proposals, high watermark. Pure.
+"""State and decisions of a partition's leader: followers, ISR, high watermark. Pure.
 
 `Partition` owns one `LeaderState` for each leader epoch and calls it when followers open sessions
 or acknowledge, when an image changes the partition, and when time passes. The `IsrManager` sends
-the proposals that it returns.
+the ISR changes that it returns.
 
 All decisions use one quantity, the *counted end* of a replica: its durable end for ``flush=ack``,
 its log end for ``flush=os`` (rule R1). All follower state belongs to one leader epoch and one
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from broker.replication import isr_state
+from broker.replication.isr_state import COMMITTED, IsrChange, IsrChangeKind, IsrState
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch
 
 NOT_COUNTED = -1
@@ -57,17 +59,6 @@ class Settings:
     """True for ``flush=ack``: the counted end is the durable end; else the log end (rule R1)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """An ISR that is sent to the controller as one attempt (rule M3)."""
-
-    attempt: int
-    leader_epoch: LeaderEpoch
-    partition_epoch: PartitionEpoch
-    isr: tuple[tuple[BrokerId, BrokerEpoch], ...]
-    reason: str
-
-
 @lru_cache(maxsize=4_096)
 def _shared_set(isr: tuple[BrokerId, ...]) -> frozenset[BrokerId]:
     """Return the set of an ISR, shared by all partitions with the same ISR to save memory."""
@@ -87,14 +78,12 @@ class LeaderState:
         "epoch",
         "epoch_start",
         "followers",
-        "in_flight",
         "isr",
+        "isr_state",
         "me",
         "min_isr",
         "partition_epoch",
-        "proposals",
         "replicas",
-        "retry_ms",
         "since_ms",
     )  # fmt: skip
 
@@ -120,13 +109,9 @@ class LeaderState:
         self.min_isr = settings.min_isr
         self.by_durable = settings.by_durable
         self.since_ms = now_ms
-        self.retry_ms = 0
-        """No attempt is made before this time, which is set after an unknown outcome."""
         self.followers: dict[BrokerId, FollowerState] = {}
-        self.proposals: dict[int, frozenset[BrokerId]] = {}
-        """ISRs of attempts that may still be committed. Each is part of the maximal ISR until it is
-        refused itself or a higher partition epoch is known (rule M3)."""
-        self.in_flight: int | None = None
+        self.isr_state: IsrState = COMMITTED
+        """The changes of the ISR that may be committed."""
 
     def configure(self, settings: Settings) -> None:
         """Apply changed configs of the topic.
@@ -230,7 +215,9 @@ class LeaderState:
 
     def maximal_isr(self) -> frozenset[BrokerId]:
         """Return the committed ISR with all members of attempts that may still be committed."""
-        return self.isr.union(*self.proposals.values()) if self.proposals else self.isr
+        if self.isr_state is COMMITTED:
+            return self.isr
+        return self.isr.union(*isr_state.open_attempts(self.isr_state).values())
 
     def high_watermark(self, own_end: int, present: int) -> int:
         """Return the high watermark for the leader's own counted end; at least ``present``."""
@@ -285,21 +272,20 @@ class LeaderState:
         joiners: Iterable[BrokerId],
         leavers: frozenset[BrokerId],
         epoch_of: Callable[[BrokerId], BrokerEpoch],
-    ) -> Proposal | None:
-        """Return the next attempt; None if nothing is to change or another attempt is in flight.
+    ) -> IsrChange | None:
+        """Return the next ISR change, which is in flight then; None if nothing is to change.
 
-        If attempts of unknown outcome remain and nothing is to change, the committed ISR is
-        proposed again: the controller increases the partition epoch, which settles them (rule M3).
+        No other change may be in flight. If attempts of unknown outcome remain and nothing is to
+        change, the committed ISR is proposed again: the controller increases the partition epoch,
+        which settles them (rule M3).
         """
-        if self.in_flight is not None:
-            return None
         joining = frozenset(joiners)
         if joining:
-            isr, reason = self.isr | joining, f"joined={sorted(joining)}"
+            kind, isr = IsrChangeKind.EXPAND, self.isr | joining
         elif leavers:
-            isr, reason = self.isr - leavers, f"lag_time removed={sorted(leavers)}"
-        elif self.proposals:
-            isr, reason = self.isr, "settle unknown attempts"
+            kind, isr = IsrChangeKind.SHRINK, self.isr - leavers
+        elif self.isr_state is not COMMITTED:
+            kind, isr = IsrChangeKind.CONFIRM, self.isr
         else:
             return None
         members = []
@@ -307,9 +293,12 @@ class LeaderState:
             state = self.followers.get(replica)
             known = state.broker_epoch if state else epoch_of(replica)
             members.append((replica, known))
-        self.proposals[attempt] = isr
-        self.in_flight = attempt
-        return Proposal(attempt, self.epoch, self.partition_epoch, tuple(members), reason)
+        change = IsrChange(
+            attempt, self.epoch, self.partition_epoch, tuple(members), kind,
+            tuple(sorted(isr ^ self.isr)),
+        )  # fmt: skip
+        self.isr_state = isr_state.proposed(self.isr_state, change)
+        return change
 
     def adopt(self, partition_epoch: PartitionEpoch, isr: Iterable[BrokerId]) -> bool:
         """Apply a committed ISR from the image or an answer; return False if it is not newer.
@@ -319,17 +308,13 @@ class LeaderState:
         if partition_epoch <= self.partition_epoch:
             return False
         self.partition_epoch, self.isr = partition_epoch, _shared_set(tuple(isr))
-        self.proposals = {}
+        self.isr_state = isr_state.superseded(self.isr_state)
         return True
 
     def refused(self, attempt: int) -> None:
         """Drop an attempt that is surely not committed; others keep counting (rule M3)."""
-        self.proposals.pop(attempt, None)
-        if self.in_flight == attempt:
-            self.in_flight = None
+        self.isr_state = isr_state.refused(self.isr_state, attempt)
 
     def unknown(self, attempt: int, retry_ms: int) -> None:
         """Keep counting an attempt without a certain answer; allow another at ``retry_ms``."""
-        if self.in_flight == attempt:
-            self.in_flight = None
-        self.retry_ms = retry_ms
+        self.isr_state = isr_state.released(self.isr_state, attempt, retry_ms)

@@ -413,7 +413,7 @@ class PushSession:
         if not isinstance(role, LeaderState):
             return False
         follower = self.stream.follower
-        return follower in role.isr or (bool(role.proposals) and follower in role.maximal_isr())
+        return follower in role.isr or follower in role.maximal_isr()
 
     def offer(self, base_offset: int, next_offset: int, raw: bytes) -> None:
         """Take bytes that were just written whole to the log (rule R2); push them next turn."""

@@ -19,11 +19,11 @@ from typing import Protocol
 
 from broker.replication.delayed_produces import DelayedProduce, DelayedProduces
 from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
+from broker.replication.isr_state import IsrChange, in_flight, may_propose
 from broker.replication.leader_state import (
     NOT_COUNTED,
     FollowerState,
     LeaderState,
-    Proposal,
     Settings,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -558,15 +558,13 @@ class Partition:
         attempt: int,
         now_ms: int,
         lag_max_ms: int | None,
-    ) -> Proposal | None:
+    ) -> IsrChange | None:
         """Return a change of the ISR to propose; None if there is none.
 
         ``lag_max_ms`` None: only joins.
         """
         role = self.role
-        if not isinstance(role, LeaderState) or role.in_flight is not None:
-            return None
-        if now_ms < role.retry_ms:
+        if not isinstance(role, LeaderState) or not may_propose(role.isr_state, now_ms):
             return None
         joiners = [
             follower
@@ -593,38 +591,41 @@ class Partition:
         if isinstance(role, LeaderState) and role.adopt(partition_epoch, isr):
             self.advance()
 
-    def is_open(self, proposal: Proposal) -> bool:
-        """Return True if an attempt is still valid: role, epochs and attempt are unchanged."""
-        role = self.role
+    def is_open(self, change: IsrChange) -> bool:
+        """Return True if an ISR change is still in flight in unchanged epochs."""
+        role = self._leads_in_epoch_of(change)
         return (
-            isinstance(role, LeaderState)
-            and role.epoch == proposal.leader_epoch
-            and role.partition_epoch == proposal.partition_epoch
-            and role.in_flight == proposal.attempt
+            role is not None
+            and role.partition_epoch == change.partition_epoch
+            and in_flight(role.isr_state) is change
         )
 
-    def isr_refused(self, proposal: Proposal) -> None:
-        """Drop an attempt that the controller refused (rule M3)."""
-        role = self.role
-        if isinstance(role, LeaderState) and role.epoch == proposal.leader_epoch:
-            role.refused(proposal.attempt)
+    def isr_refused(self, change: IsrChange) -> None:
+        """Drop an ISR change that the controller refused (rule M3)."""
+        role = self._leads_in_epoch_of(change)
+        if role is not None:
+            role.refused(change.attempt)
             self.advance()
 
-    def isr_unknown(self, proposal: Proposal, retry_ms: int) -> None:
-        """Keep an attempt without a certain answer: it may be committed (rule M3)."""
-        role = self.role
-        if isinstance(role, LeaderState) and role.epoch == proposal.leader_epoch:
-            role.unknown(proposal.attempt, retry_ms)
+    def isr_unknown(self, change: IsrChange, retry_ms: int) -> None:
+        """Keep an ISR change without a certain answer: it may be committed (rule M3)."""
+        role = self._leads_in_epoch_of(change)
+        if role is not None:
+            role.unknown(change.attempt, retry_ms)
 
     def isr_accepted(
-        self, proposal: Proposal, partition_epoch: PartitionEpoch, isr: tuple[BrokerId, ...]
+        self, change: IsrChange, partition_epoch: PartitionEpoch, isr: tuple[BrokerId, ...]
     ) -> None:
-        """Apply an attempt that the controller committed."""
-        role = self.role
-        if isinstance(role, LeaderState) and role.epoch == proposal.leader_epoch:
-            if role.in_flight == proposal.attempt:
-                role.in_flight = None
+        """Apply an ISR change that the controller committed."""
+        role = self._leads_in_epoch_of(change)
+        if role is not None:
             self.adopt_isr(partition_epoch, isr)
+            role.unknown(change.attempt, 0)
+
+    def _leads_in_epoch_of(self, change: IsrChange) -> LeaderState | None:
+        """Return the leader state of the epoch in which ``change`` was proposed; else None."""
+        role = self.role
+        return role if isinstance(role, LeaderState) and role.epoch == change.leader_epoch else None
 
     # follower
 

@@ -2,7 +2,7 @@
 
 The broker's metadata loader publishes images to `ReplicaManager.follow`; streams of other brokers
 pass frames to it; request handling finds replicas in it. It owns everything else in this folder:
-replicas, logs, streams, ISR proposals, repairs, throttles and the event journal. A tick every 50 ms
+replicas, logs, streams, ISR changes, repairs, throttles and the event journal. A tick every 50 ms
 announces high watermarks, measures streams, searches for lagging replicas and expires produces.
 Work on many replicas is done a few at a time, so that it never holds the event loop for long.
 """
@@ -641,8 +641,8 @@ class ReplicaManager:
         epoch = self.broker_epoch
         if epoch is None or self._tasks is None:
             return
-        proposal = replica.partition.propose_isr(
+        change = replica.partition.propose_isr(
             self.image.brokers, next(self._numbers), self._clock.monotonic_ms(), lag_max_ms
         )
-        if proposal is not None:
-            self._isr.propose(replica.partition, proposal, epoch, self._tasks)
+        if change is not None:
+            self._isr.send(replica.partition, change, epoch, self._tasks)

@@ -19,6 +19,7 @@ from broker.log.hash_chain import (
     SegmentPlace,
 )
 from broker.replication.events import role_name
+from broker.replication.isr_state import open_attempts
 from broker.replication.leader_state import FollowerState, LeaderState
 from broker.replication.partition import Following
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
@@ -314,7 +315,7 @@ def _leader_facts(role: LeaderState, now_ms: int) -> Facts:
         "replicas": sorted(role.replicas),
         "isr": sorted(role.isr),
         "maximal_isr": sorted(role.maximal_isr()),
-        "attempts_open": len(role.proposals),
+        "attempts_open": len(open_attempts(role.isr_state)),
         "followers": [
             {"broker_id": broker_id, **_follower_facts(state, now_ms)}
             for broker_id, state in sorted(role.followers.items())

@@ -10,7 +10,7 @@ A damaged replica leaves ISR and ELR, and never leads while a healthy one can (r
 broker empties its log once it sees that committed, and fills it again. Four rules hold here.
 
 - A removed replica is fenced by a new leader epoch if its log took part in the present one: no
-  earlier proposal can add it again, and its leader counts it again only in a session that the new
+  earlier ISR change can add it again, and its leader counts it again only in a session that the new
   log has requested (rule R4).
 - A replica is removed only where a healthy one could take over at once. Until then the remaining
   records of a damaged leader are served, and of two damaged replicas neither is emptied: each may
@@ -237,7 +237,7 @@ def heal(
     if draft.isr != isr or draft.unclean:
         draft.keep_eligible(min_isr, unclean=lost.unclean, moved=lost.moved, damaged=known)
     if draft.leader != NO_LEADER and has_log_of_epoch(views, where, partition, failed):
-        draft.lead(draft.leader)  # a new epoch voids earlier ISR proposals (rule R4)
+        draft.lead(draft.leader)  # a new epoch voids earlier ISR changes (rule R4)
     return draft.changed_record(where)
 
 

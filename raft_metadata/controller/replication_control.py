@@ -1,4 +1,4 @@
-"""ISR proposals of leaders, and changes that partitions owe to brokers. Pure deciders.
+"""ISR changes of leaders, and changes that partitions owe to brokers. Pure deciders.
 
 `Controller` passes `AlterPartitions` commands here, and the partitions that may owe a change to
 `decide_consequences`, which applies `heal` to each of them.
@@ -45,10 +45,10 @@ from raft_metadata.image.metadata_image import (
     TopicImage,
 )
 from raft_metadata.records.commands import (
-    MAX_ATTEMPTS_PER_COMMAND,
+    MAX_ISR_CHANGES_PER_COMMAND,
     AlterPartition,
+    AlterPartitionAnswer,
     AlterPartitions,
-    AttemptAnswer,
     PartitionAltered,
     PartitionsAltered,
 )
@@ -74,7 +74,7 @@ def decide_alter_partition(
     """Accept an ISR proposed by the leader iff nothing on which the leader decided has changed.
 
     The partition epoch grows even if the ISR is the same: so a leader makes sure that no earlier
-    proposal of its own can still be accepted (rule M3). ``leader_knows_min_isr``: True if the
+    ISR change of its own can still be accepted (rule M3). ``leader_knows_min_isr``: True if the
     leader has applied the last change of the topic's min ISR; see `MinIsrHistory`.
     """
     sender = check_broker_epoch(image, command.broker_id, command.broker_epoch)
@@ -112,11 +112,11 @@ def decide_each(
     No two attempts are for one partition, so none depends on another one's outcome. The accepted
     ones fit into one batch of the log: all of them are appended, or none.
     """
-    if len(command.attempts) > MAX_ATTEMPTS_PER_COMMAND:
-        message = f"{len(command.attempts)} attempts, at most {MAX_ATTEMPTS_PER_COMMAND} at once"
+    if len(command.attempts) > MAX_ISR_CHANGES_PER_COMMAND:
+        message = f"{len(command.attempts)} attempts, at most {MAX_ISR_CHANGES_PER_COMMAND} at once"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
     records: list[MetadataRecord] = []
-    answers: list[AttemptAnswer] = []
+    answers: list[AlterPartitionAnswer] = []
     seen: set[tuple[TopicId, int]] = set()
     size = 0
     for attempt in command.attempts:
@@ -132,10 +132,10 @@ def decide_each(
                 message = f"the attempts before it fill a batch of {batch_bytes_max} bytes"
                 raise KafkaError(ErrorCode.QUEUE_FULL, message)
         except KafkaError as error:
-            answers.append(AttemptAnswer(error=error.code.number, message=error.message))
+            answers.append(AlterPartitionAnswer(error=error.code.number, message=error.message))
         else:
             records += decided
-            answers.append(AttemptAnswer(altered=altered))
+            answers.append(AlterPartitionAnswer(altered=altered))
     return tuple(records), PartitionsAltered(answers=tuple(answers))
 
 
@@ -153,7 +153,7 @@ def _find(
 
 
 def _check_epochs(command: AlterPartition, partition: PartitionRegistration) -> None:
-    """Raise KafkaError if an epoch that the proposal rests on has changed (invariants P6, P7)."""
+    """Raise KafkaError if an epoch that the ISR change rests on has changed (invariants P6, P7)."""
     if (
         command.leader_epoch > partition.leader_epoch
         or command.partition_epoch > partition.partition_epoch

@@ -161,14 +161,14 @@ class IsrMember:
     broker_id: BrokerId
     broker_epoch: BrokerEpoch
     """The epoch with which the leader saw this replica catch up; a newer registration makes the
-    proposal fail."""
+    ISR change fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterPartition:
-    """An ISR proposed by a leader, one attempt of `AlterPartitions`.
+    """An ISR change that a leader proposes, one attempt of `AlterPartitions`.
 
-    Each attempt is a proposal of its own and is never sent again (rule M3).
+    It is never sent again (rule M3).
     """
 
     broker_id: BrokerId
@@ -182,7 +182,7 @@ class AlterPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionAltered:
-    """The partition after an accepted proposal.
+    """The partition after an accepted ISR change.
 
     The partition epoch grows by one even if the ISR is the same (rule M3).
     """
@@ -192,20 +192,20 @@ class PartitionAltered:
     isr: tuple[BrokerId, ...]
 
 
-MAX_ATTEMPTS_PER_COMMAND = 500
-"""Attempts in one `AlterPartitions`: about 170 KB of JSON, and 25 ms of a controller's loop."""
+MAX_ISR_CHANGES_PER_COMMAND = 500
+"""ISR changes in one `AlterPartitions`: about 170 KB of JSON, and 25 ms of a controller's loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterPartitions(Command["PartitionsAltered"]):
-    """ISR proposals of one leader for many distinct partitions, each judged alone (rule M3)."""
+    """ISR changes of one leader for many distinct partitions, each judged alone (rule M3)."""
 
     attempts: tuple[AlterPartition, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptAnswer:
-    """The result of one attempt: ``altered``, or a refusal, which surely was not appended."""
+class AlterPartitionAnswer:
+    """The result of one ISR change: ``altered``, or a refusal, which surely was not appended."""
 
     altered: PartitionAltered | None = None
     error: int = 0
@@ -215,9 +215,9 @@ class AttemptAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsAltered:
-    """The answers to `AlterPartitions`, one for each attempt and in their order."""
+    """The answers to `AlterPartitions`, one for each ISR change and in their order."""
 
-    answers: tuple[AttemptAnswer, ...]
+    answers: tuple[AlterPartitionAnswer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,8 +33,8 @@ from raft_metadata.records.commands import A as Answer
 from raft_metadata.records.commands import (
     AlterAnswer,
     AlterPartition,
+    AlterPartitionAnswer,
     AlterPartitions,
-    AttemptAnswer,
     BrokerHeartbeat,
     BrokerRegistered,
     Command,
@@ -140,9 +140,9 @@ def _answer_to(command: Command[Any]) -> object:
                 partition_epoch=PartitionEpoch(first.partition_epoch + 1),
                 isr=tuple(each.broker_id for each in first.new_isr),
             )
-            refused = AttemptAnswer(error=ErrorCode.INELIGIBLE_REPLICA.number, message="no")
+            refused = AlterPartitionAnswer(error=ErrorCode.INELIGIBLE_REPLICA.number, message="no")
             others = (refused,) * (len(command.attempts) - 1)
-            return PartitionsAltered(answers=(AttemptAnswer(altered=altered), *others))
+            return PartitionsAltered(answers=(AlterPartitionAnswer(altered=altered), *others))
         case CreateTopic():
             return TopicCreated(
                 topic_id=command.topic_id,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.replication.leader_state import Proposal
+from broker.replication.isr_state import IsrChange
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -238,7 +238,7 @@ class Controller:
         ):
             self.world.send(b, "on_may_leave", broker_epoch)
 
-    def alter_partition(self, b: BrokerId, command: AlterPartition, proposal: Proposal) -> None:
+    def alter_partition(self, b: BrokerId, command: AlterPartition, proposal: IsrChange) -> None:
         try:
             records, answer = decide_alter_partition(self.image, command, defaults=DEFAULTS)
         except KafkaError:

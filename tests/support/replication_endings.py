@@ -9,6 +9,7 @@ from typing import Any
 
 from broker.log.directory_files import DAMAGED_COPIES_MAX
 from broker.replication.delayed_produces import AppendOutcome
+from broker.replication.isr_state import COMMITTED, in_flight
 from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following
 from raft_metadata.common.ids import BrokerId
@@ -85,9 +86,10 @@ class Endings:
                 broker.upkeep.clean_some(6)
         role = broker.role
         if isinstance(role, LeaderState):
-            if fair and role.in_flight is not None:
-                role.unknown(role.in_flight, 0)  # the request's own time-out
-            broker.propose(shrink=bool(role.proposals) and fair)
+            change = in_flight(role.isr_state)
+            if fair and change is not None:
+                role.unknown(change.attempt, 0)  # the request's own time-out
+            broker.propose(shrink=role.isr_state is not COMMITTED and fair)
             for f in self.ids:
                 broker.push(f)
         elif isinstance(role, Following) and (role.session is None or number in REOPENED):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from broker.replication.delayed_produces import AppendOutcome
 from broker.replication.frames import Ack, Diverging, Open, Valid
-from broker.replication.leader_state import LeaderState, Proposal
+from broker.replication.isr_state import COMMITTED, IsrChange
+from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following, Partition
 from raft_metadata.common.ids import BrokerId
 from raft_metadata.image.metadata_image import PartitionRegistration
@@ -222,7 +223,7 @@ class Judge:
                 self.tally, broker.store.mirror, reign, broker.id, role.epoch
             )
 
-    def proposed(self, leader: Broker, proposal: Proposal) -> None:
+    def proposed(self, leader: Broker, proposal: IsrChange) -> None:
         """A leader asks for another ISR: who joins has what it takes, on its platters."""
         assert leader.partition is not None
         role = leader.partition.role
@@ -380,7 +381,7 @@ class Judge:
         t, partition = self.tally, broker.partition
         assert partition is not None
         maximal = role.maximal_isr()
-        if not role.proposals:
+        if role.isr_state is COMMITTED:
             check.l6_settled_isr(t, maximal, role.isr)
         if self.of_a_lost_history(role.epoch):
             return

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
-from broker.replication.leader_state import LeaderState, Proposal
+from broker.replication.isr_state import IsrChange
+from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following, Role
 from raft_metadata.common.errors import CorruptionError, KafkaError
 from raft_metadata.common.ids import BrokerId, PartitionEpoch, PartitionId
@@ -175,16 +176,16 @@ class BrokerStreams(BrokerLife):
         self.world.send(CONTROLLER, "alter_partition", self.id, command, proposal)
 
     def on_alter_accepted(
-        self, proposal: Proposal, partition_epoch: PartitionEpoch, isr: tuple[BrokerId, ...]
+        self, proposal: IsrChange, partition_epoch: PartitionEpoch, isr: tuple[BrokerId, ...]
     ) -> None:
         if self.partition is not None:
             self.partition.isr_accepted(proposal, partition_epoch, isr)
 
-    def on_alter_refused(self, proposal: Proposal) -> None:
+    def on_alter_refused(self, proposal: IsrChange) -> None:
         if self.partition is not None:
             self.partition.isr_refused(proposal)
 
-    def on_alter_unknown(self, proposal: Proposal) -> None:
+    def on_alter_unknown(self, proposal: IsrChange) -> None:
         if self.partition is not None:
             self.partition.isr_unknown(proposal, 0)
 

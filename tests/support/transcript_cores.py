@@ -11,7 +11,14 @@ from typing_extensions import override
 from broker.coordinator.rebalance import retarget
 from broker.replication import partition as replication
 from broker.replication.frames import Open
-from broker.replication.leader_state import LeaderState, Proposal, Settings
+from broker.replication.isr_state import (
+    IsrChange,
+    OvertakenIsr,
+    PendingIsr,
+    UnresolvedIsr,
+    may_propose,
+)
+from broker.replication.leader_state import LeaderState, Settings
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -130,11 +137,12 @@ class IsrChanges(Interpreter):
         joiners = [one for one in absent if role.may_join(one, self.high_watermark, epoch)]
         late = role.laggards(self.end, self.now_ms, self.LAG_MAX_MS)
         self.attempts += 1
-        found = role.propose(self.attempts, joiners, late, lambda _: epoch)
-        return [self._shown(found)]
+        if not may_propose(role.isr_state, self.now_ms):
+            return [self._shown(None)]
+        return [self._shown(role.propose(self.attempts, joiners, late, lambda _: epoch))]
 
     @staticmethod
-    def _shown(proposal: Proposal | None) -> str:
+    def _shown(proposal: IsrChange | None) -> str:
         if proposal is None:
             return "proposes nothing"
         members = listed(broker for broker, _ in proposal.isr)
@@ -156,13 +164,24 @@ class IsrChanges(Interpreter):
         """Have an attempt end without a certain answer: it may be committed yet."""
         self.role.unknown(int(attempt), self.now_ms)
 
+    def _state_of_isr(self) -> str:
+        match self.role.isr_state:
+            case PendingIsr(change):
+                return f" pending {change.kind.name.lower()}"
+            case UnresolvedIsr():
+                return " unresolved"
+            case OvertakenIsr():
+                return " overtaken"
+            case _:
+                return ""
+
     @override
     def state(self) -> Iterable[str]:
         role = self.role
         self.high_watermark = role.high_watermark(self.end, self.high_watermark)
         yield (
             f"isr={listed(role.isr)} maximal={listed(role.maximal_isr())} "
-            f"end={self.end} high_watermark={self.high_watermark}"
+            f"end={self.end} high_watermark={self.high_watermark}{self._state_of_isr()}"
         )
 
 

@@ -22,10 +22,11 @@ from broker.replication.events import (
     EventKind,
     PartitionSnapshot,
     note_isr,
-    note_proposal,
+    note_isr_change,
     note_truncation,
 )
-from broker.replication.leader_state import LeaderState, Proposal
+from broker.replication.isr_state import IsrChange, IsrChangeKind
+from broker.replication.leader_state import LeaderState
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.ids import (
@@ -220,20 +221,23 @@ async def test_a_truncation_and_an_isr_change_say_from_where_to_where(tmp_path: 
     partition, role = replica.partition, replica.partition.role
     assert isinstance(role, LeaderState)
     before = PartitionSnapshot(partition)
-    proposal = Proposal(7, role.epoch, role.partition_epoch, ((ME, BrokerEpoch(0)),), "lag_time")
-    note_proposal(manager.events, partition, proposal, EventKind.ISR_PROPOSED)
-    partition.isr_accepted(proposal, PartitionEpoch(1), (ME,))
-    note_isr(manager.events, partition, before, proposal.reason)
+    change = IsrChange(
+        7, role.epoch, role.partition_epoch, ((ME, BrokerEpoch(0)),), IsrChangeKind.SHRINK, (OTHER,)
+    )
+    note_isr_change(manager.events, partition, change, EventKind.ISR_PROPOSED)
+    partition.isr_accepted(change, PartitionEpoch(1), (ME,))
+    note_isr(manager.events, partition, before, change.reason)
     note_isr(manager.events, partition, PartitionSnapshot(partition), "told twice")
     before.log_end, before.high_watermark = 9, 4
     note_truncation(manager.events, partition, before)
     note_truncation(manager.events, partition, PartitionSnapshot(partition))
     _, proposed, changed, cut = [orjson.loads(line) for line in await manager.events.read(0, 10)]
     assert proposed["facts"] == {
-        "attempt": 7, "isr": [1], "partition_epoch": 0, "reason": "lag_time",
+        "attempt": 7, "isr": [1], "partition_epoch": 0, "reason": "lag_time removed=[2]",
     }  # fmt: skip
     assert changed["facts"] == {
-        "old": [1, 2], "new": [1], "reason": "lag_time", "partition_epoch": 1, "high_watermark": 0,
+        "old": [1, 2], "new": [1], "reason": "lag_time removed=[2]",
+        "partition_epoch": 1, "high_watermark": 0,
     }  # fmt: skip
     assert cut["facts"] == {
         "from": 9, "to": 0, "high_watermark": 4, "unclean": True, "reason": "diverging",

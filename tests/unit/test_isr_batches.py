@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from broker.replication.isr_manager import COMMANDS_IN_FLIGHT, IsrManager
-from broker.replication.leader_state import LeaderState, Proposal, Settings
+from broker.replication.isr_state import COMMITTED, IsrChange, in_flight, open_attempts
+from broker.replication.leader_state import LeaderState, Settings
 from broker.replication.partition import Partition
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -24,10 +25,10 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.controller.replication_control import decide_each
 from raft_metadata.records.commands import (
-    MAX_ATTEMPTS_PER_COMMAND,
+    MAX_ISR_CHANGES_PER_COMMAND,
     AlterPartition,
+    AlterPartitionAnswer,
     AlterPartitions,
-    AttemptAnswer,
     IsrMember,
     PartitionAltered,
     PartitionsAltered,
@@ -60,10 +61,12 @@ class Channel:
             await self.gate.wait()
         if self.error is not None:
             raise self.error
-        no = AttemptAnswer(error=ErrorCode.INELIGIBLE_REPLICA.number, message="fenced")
+        no = AlterPartitionAnswer(error=ErrorCode.INELIGIBLE_REPLICA.number, message="fenced")
         return PartitionsAltered(
             answers=tuple(
-                no if attempt.partition in self.refused else AttemptAnswer(altered=altered(attempt))
+                no
+                if attempt.partition in self.refused
+                else AlterPartitionAnswer(altered=altered(attempt))
                 for attempt in command.attempts
             )
         )
@@ -77,7 +80,7 @@ def altered(command: AlterPartition) -> PartitionAltered:
     )
 
 
-def led(number: int) -> tuple[Partition, Proposal]:
+def led(number: int) -> tuple[Partition, IsrChange]:
     """A partition with an attempt in flight that adds the other broker."""
     partition = Partition(
         TopicIdPartition(TopicId("A" * 22), PartitionId(number)), ME, MemoryLog(), Settings(1, True)
@@ -99,21 +102,21 @@ def keeper(channel: Channel) -> IsrManager:
     return IsrManager(ME, cast("ControllerChannel", channel), SystemClock(), NoEvents())
 
 
-async def proposed(isr_keeper: IsrManager, attempts: list[tuple[Partition, Proposal]]) -> None:
+async def proposed(isr_keeper: IsrManager, attempts: list[tuple[Partition, IsrChange]]) -> None:
     """All of them in one turn; returns when all are answered."""
     async with asyncio.TaskGroup() as tasks:
         for partition, proposal in attempts:
-            isr_keeper.propose(partition, proposal, EPOCH, tasks)
-        await until(lambda: all(role_of(p).in_flight is None for p, _ in attempts))
+            isr_keeper.send(partition, proposal, EPOCH, tasks)
+        await until(lambda: all(in_flight(role_of(p).isr_state) is None for p, _ in attempts))
 
 
 async def test_10_000_proposals_go_in_few_commands_and_each_is_answered() -> None:
     channel, attempts = Channel(), [led(number) for number in range(2_300)]
     await proposed(keeper(channel), attempts)
     sizes = [len(command) for command in channel.commands]
-    assert sizes == [MAX_ATTEMPTS_PER_COMMAND] * 4 + [300]
+    assert sizes == [MAX_ISR_CHANGES_PER_COMMAND] * 4 + [300]
     assert all(role_of(partition).isr == {1, 2} for partition, _ in attempts)
-    assert not any(role_of(partition).proposals for partition, _ in attempts)
+    assert not any(open_attempts(role_of(partition).isr_state) for partition, _ in attempts)
 
 
 async def test_rule_m3_a_refusal_is_that_attempt_s_only() -> None:
@@ -123,7 +126,7 @@ async def test_rule_m3_a_refusal_is_that_attempt_s_only() -> None:
     assert [role_of(partition).isr for partition, _ in attempts] == [
         *[{1, 2}] * 3, {1}, {1, 2}
     ]  # fmt: skip
-    assert not role_of(attempts[3][0]).proposals, "it surely never enters"
+    assert role_of(attempts[3][0]).isr_state is COMMITTED, "it surely never enters"
 
 
 async def test_rule_m3_without_an_answer_each_attempt_goes_on_counting() -> None:
@@ -150,17 +153,17 @@ async def test_an_attempt_that_was_overtaken_before_it_was_sent_is_not_sent() ->
     channel = Channel()
     channel.gate = asyncio.Event()
     isr_keeper = keeper(channel)
-    first = [led(number) for number in range(COMMANDS_IN_FLIGHT * MAX_ATTEMPTS_PER_COMMAND)]
+    first = [led(number) for number in range(COMMANDS_IN_FLIGHT * MAX_ISR_CHANGES_PER_COMMAND)]
     late, later = led(9_998), led(9_999)
     async with asyncio.TaskGroup() as tasks:
         for partition, proposal in [*first, late, later]:
-            isr_keeper.propose(partition, proposal, EPOCH, tasks)
+            isr_keeper.send(partition, proposal, EPOCH, tasks)
         await until(lambda: len(channel.commands) == COMMANDS_IN_FLIGHT)
         late[0].adopt_isr(PartitionEpoch(5), (ME, OTHER))
         channel.gate.set()
-        await until(lambda: role_of(later[0]).in_flight is None)
+        await until(lambda: in_flight(role_of(later[0]).isr_state) is None)
     assert [c.partition for c in channel.commands[-1]] == [9_999]
-    assert role_of(late[0]).in_flight is None, "the next attempt may be made"
+    assert in_flight(role_of(late[0]).isr_state) is None, "the next attempt may be made"
 
 
 # ---- the controller's side
@@ -214,7 +217,7 @@ def test_what_does_not_fit_into_one_batch_of_the_log_is_refused_not_half_done() 
 
 
 def test_a_command_has_a_limit_of_attempts() -> None:
-    many = AlterPartitions(attempts=(attempt(1),) * (MAX_ATTEMPTS_PER_COMMAND + 1))
+    many = AlterPartitions(attempts=(attempt(1),) * (MAX_ISR_CHANGES_PER_COMMAND + 1))
     with pytest.raises(KafkaError, match="501 attempts, at most 500") as refused:
         decide_each(many, decide, batch_bytes_max=1)
     assert refused.value.outcome is Outcome.NOT_WRITTEN

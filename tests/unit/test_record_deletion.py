@@ -10,6 +10,7 @@ import pytest
 
 from broker.replication import partition as replication
 from broker.replication.frames import Ack, Open, Push, Valid
+from broker.replication.isr_state import COMMITTED, UnresolvedIsr
 from broker.replication.leader_state import LeaderState
 from broker.replication.log_start_manager import DELETIONS_MAX, LogTrimming
 from broker.server.admin import DELETE_TIMEOUT_MS, RecordDeletion
@@ -248,9 +249,9 @@ def test_rule_r10_who_may_lead_next_is_waited_for_and_nobody_else() -> None:
 
     assert replicas_that_may_restore(known(role), 5) == frozenset()
     assert replicas_that_may_restore(known(role), 6) == {TWO}
-    role.proposals[1] = frozenset((ONE, TWO, THREE))
+    role.isr_state = UnresolvedIsr({1: frozenset((ONE, TWO, THREE))}, 0)
     assert replicas_that_may_restore(known(role), 5) == {THREE}, "it may have joined already"
-    del role.proposals[1]
+    role.isr_state = COMMITTED
     assert replicas_that_may_restore(known(role, elr=(THREE,)), 5) == {THREE}, "eligible (KIP-966)"
     assert replicas_that_may_restore(known(role, elr=(THREE,)), 2) == frozenset()
     assert replicas_that_may_restore(known(role, later=-1), 5) == {THREE}, (

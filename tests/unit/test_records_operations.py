@@ -32,9 +32,9 @@ from raft_metadata.records.commands import (
     AlterAnswer,
     AlterClientQuotas,
     AlterConfigs,
+    AlterPartitionAnswer,
     AlterReassignments,
     AlterUsers,
-    AttemptAnswer,
     BrokerRegistered,
     Command,
     ConfigChange,
@@ -205,7 +205,7 @@ TRIED: tuple[Command[Any], ...] = (
 )
 ANSWERS: tuple[object, ...] = (
     BrokerRegistered(broker_epoch=BrokerEpoch(7)),
-    PartitionsAltered(answers=(AttemptAnswer(error=3, message="no"),)),
+    PartitionsAltered(answers=(AlterPartitionAnswer(error=3, message="no"),)),
     TopicCreated(
         topic_id=T, partitions_count=1, replication_factor=1, next_offset=MetadataOffset(3)
     ),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
-from broker.replication.leader_state import LeaderState, Proposal, Settings
+from broker.replication.isr_state import COMMITTED, IsrChange
+from broker.replication.leader_state import LeaderState, Settings
 from broker.replication.partition import Following, Partition
 from broker.replication.replica_manager import StreamHeartbeats
 from raft_metadata.common.errors import ErrorCode
@@ -109,7 +110,7 @@ class Replica:
 
     def propose(
         self, now_ms: int = 0, lag_max_ms: int | None = LAG_MS, **of: BrokerId
-    ) -> Proposal | None:
+    ) -> IsrChange | None:
         self.attempts += 1
         return self.partition.propose_isr(brokers(**of), self.attempts, now_ms, lag_max_ms)
 
@@ -174,7 +175,7 @@ def test_invariant_l6_with_nothing_pending_the_maximal_isr_is_the_isr(how: str) 
         one.partition.isr_unknown(join, 100)
         one.follow(registration(isr=(ONE,), partition_epoch=2))
     assert one.leads.maximal_isr() == one.leads.isr
-    assert one.leads.proposals == {}
+    assert one.leads.isr_state is COMMITTED
 
 
 def test_invariant_l9_the_high_watermark_stands_below_min_isr() -> None:

@@ -13,6 +13,7 @@ from broker.log import (
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.replication import delayed_produces
 from broker.replication.frames import Diverging, Valid
+from broker.replication.isr_state import COMMITTED
 from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following, Partition
 from broker.server.fetch import FollowerReads
@@ -357,10 +358,8 @@ def _rollback(patch: Patch) -> None:
 
 @replication_fault("rule M3: a refusal drops other attempts too", "L5", *LOST, first=362)
 def _refusal_for_all(patch: Patch) -> None:
-    def refused(self: LeaderState, attempt: int) -> None:
-        self.proposals = {}
-        if self.in_flight == attempt:
-            self.in_flight = None
+    def refused(self: LeaderState, _attempt: int) -> None:
+        self.isr_state = COMMITTED
 
     patch.setattr(LeaderState, "refused", refused)
 
