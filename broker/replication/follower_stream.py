@@ -27,7 +27,13 @@ from broker.replication.frames import (
     Refused,
     Valid,
 )
-from broker.replication.partition import Following
+from broker.replication.partition import (
+    NO_SESSION,
+    Following,
+    OpenSession,
+    PushResult,
+    RefusedSession,
+)
 from raft_metadata.common.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -317,11 +323,11 @@ class LeaderLink:
             return
         for replica in list(self._unanswered):
             role = replica.partition.role
-            if not isinstance(role, Following) or role.session is not None:
+            if not isinstance(role, Following) or isinstance(role.session, OpenSession):
                 del self._unanswered[replica]
                 continue
             pause_ms = UNANSWERED_RETRY_MS
-            if role.refused:
+            if isinstance(role.session, RefusedSession):
                 pause_ms = min(pause_ms, REFUSED_RETRY_MS << min(role.refusals - 1, 10))
             if now_ms - role.asked_ms >= pause_ms:
                 self.open(replica)
@@ -331,14 +337,18 @@ class LeaderLink:
     def acknowledge(self, replica: Replica) -> None:
         """Send this replica's log ends to the leader, if it has a session."""
         role = replica.partition.role
-        if self.stream is not None and isinstance(role, Following) and role.session is not None:
+        if (
+            self.stream is not None
+            and isinstance(role, Following)
+            and isinstance(role.session, OpenSession)
+        ):
             self.stream.queue_ack(replica)
 
     def forget_session(self, replica: Replica) -> None:
         """Drop the session of a replica, because its connection ended."""
         role = replica.partition.role
         if isinstance(role, Following) and role.leader == self.leader:
-            role.session = None
+            role.session = NO_SESSION
             self.watch(replica)
 
 
@@ -397,13 +407,17 @@ def _take_push(replica: Replica, link: LeaderLink, stream: FollowerStream, push:
     """Append a push. An error ends the session of this partition, not the stream of the others."""
     partition = replica.partition
     try:
-        taken = partition.on_push(push)
+        result = partition.on_push(push)
     except (KafkaError, ValueError) as error:
         _log.warning("push refused log=%s leader=%d error=%s", replica.log.name, link.leader, error)
         partition.drop_session()
         link.watch(replica)
         return
-    if taken is False:
-        link.open(replica)
-    elif taken and len(push.batches) and not partition.settings.by_durable:
-        stream.queue_ack(replica)
+    match result:
+        case PushResult.APPENDED:
+            if len(push.batches) and not partition.settings.by_durable:
+                stream.queue_ack(replica)
+        case PushResult.GAP:
+            link.open(replica)
+        case PushResult.STALE:
+            pass

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 from broker.replication.delayed_produces import DelayedProduce, DelayedProduces
@@ -271,21 +272,57 @@ _NO_DELAYED_PRODUCES = DelayedProduces()
 """Shared by all partitions that never had a delayed produce; nothing is ever added to it."""
 
 
+@dataclass(frozen=True, slots=True)
+class NoSession:
+    """No session was requested yet, or its connection ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedSession:
+    """The leader has not answered the newest request; earlier ones no longer count (rule R4)."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """The leader has validated this log as a prefix of its own, and pushes what follows."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedSession:
+    """The newest request was refused, or an error ended its session; repeated after a pause."""
+
+
+SessionState = NoSession | RequestedSession | OpenSession | RefusedSession
+
+NO_SESSION = NoSession()
+REFUSED_SESSION = RefusedSession()
+
+
+class PushResult(Enum):
+    """Result of a push."""
+
+    APPENDED = auto()
+    GAP = auto()
+    """Records before it are missing here: a session must be requested again."""
+    STALE = auto()
+    """Not of the open session, hence dropped (rule R4)."""
+
+
 @dataclass(slots=True)
 class Following:
-    """The role of a follower. ``session`` is None until the leader has validated its position."""
+    """The role of a follower."""
 
     leader: BrokerId
     epoch: LeaderEpoch
-    session: int | None = None
-    request: int = 0
-    """The newest request for a session; answers to earlier requests are dropped (rule R4)."""
+    session: SessionState = NO_SESSION
     asked_ms: int = 0
+    """Time of the newest request for a session."""
     refusals: int = 0
     """Refused requests and ended sessions in a row; the pause doubles with each."""
-    refused: bool = False
-    """True if the newest request was refused or its session ended: it is repeated after the
-    pause."""
     unclean_epoch: int = -1
     """The leader epoch of the partition's last unclean election."""
     replicated_to: int = 0
@@ -634,8 +671,7 @@ class Partition:
         role = self.role
         if not isinstance(role, Following) or self.broker_epoch is None:
             return None
-        role.session, role.request, role.asked_ms = None, request, now_ms
-        role.refused = False
+        role.session, role.asked_ms = RequestedSession(request), now_ms
         return Open(
             request, role.epoch, self.broker_epoch, self.log.last_epoch,
             self.log.log_end_offset, self._counted_end(), crash_proof_start(self.log),
@@ -644,8 +680,8 @@ class Partition:
     def _awaiting(self, request: int, epoch: int) -> Following | None:
         """Return the role if this is the answer to its newest request; else None (rule R4)."""
         role = self.role
-        if isinstance(role, Following) and role.epoch == epoch and role.request == request:
-            return role if role.session is None else None
+        if isinstance(role, Following) and role.epoch == epoch:
+            return role if role.session == RequestedSession(request) else None
         return None
 
     def on_valid(self, message: Valid) -> bool:
@@ -655,7 +691,7 @@ class Partition:
             return False
         follow_valid(self, message.log_start)
         note_missing_tombstones(self.log, message.dropped_to)
-        role.session = message.session
+        role.session = OpenSession(message.session)
         self.agreed_epoch = role.epoch
         return True
 
@@ -698,29 +734,28 @@ class Partition:
 
     def on_refused(self, message: Refused) -> None:
         """Note a refusal; the session is requested again after a pause."""
-        role = self._awaiting(message.request, message.leader_epoch)
-        if role is not None:
-            role.refused = True
-            role.refusals += 1
+        if self._awaiting(message.request, message.leader_epoch) is not None:
+            self.drop_session()
 
     def drop_session(self) -> None:
         """End the session, whose pushes can't be appended. It is requested again after a pause."""
         role = self.role
         if isinstance(role, Following):
-            role.session, role.refused = None, True
+            role.session = REFUSED_SESSION
             role.refusals += 1
 
-    def on_push(self, message: Push) -> bool | None:
-        """Append a push; return False for a gap, None if it is not of this session (rule R4)."""
+    def on_push(self, message: Push) -> PushResult:
+        """Append a push if it is of the open session and leaves no gap."""
         role = self.role
-        if not isinstance(role, Following) or role.session != message.session:
-            return None
-        if role.epoch != message.leader_epoch:
-            return None
+        if not isinstance(role, Following) or role.epoch != message.leader_epoch:
+            return PushResult.STALE
+        session = role.session
+        if not isinstance(session, OpenSession) or session.number != message.session:
+            return PushResult.STALE
         if message.from_offset != self.log.log_end_offset:
             skipped = skip_deleted(self, message)
             if len(message.batches) and not skipped:
-                return False
+                return PushResult.GAP
         if len(message.batches):
             self.log.append_as_follower(message.batches)
             role.refusals = 0
@@ -731,17 +766,18 @@ class Partition:
         if message.log_start > self.log.log_start_offset:
             follow_push(self, message.log_start)
         self.delayed_produces.resolve(self.log, self.high_watermark)
-        return True
+        return PushResult.APPENDED
 
     def ack_message(self) -> Ack | None:
         """Return an acknowledgement with the ends of this log; None without a session."""
         role = self.role
-        if not isinstance(role, Following) or role.session is None:
+        if not isinstance(role, Following) or not isinstance(role.session, OpenSession):
             return None
         # While this broker still uses `flush=ack`, a leader that already uses `os` must not count
         # bytes that are neither synced nor recorded as possibly unsynced (rule R1).
         end = self._counted_end() if self.settings.by_durable else self.log.log_end_offset
-        return Ack(role.session, role.epoch, end, self._counted_end(), crash_proof_start(self.log))
+        start = crash_proof_start(self.log)
+        return Ack(role.session.number, role.epoch, end, self._counted_end(), start)
 
     def _counted_end(self) -> int:
         """Return the durable end that the leader may count, or `NOT_COUNTED`."""

@@ -21,7 +21,7 @@ from broker.log.hash_chain import (
 from broker.replication.events import role_name
 from broker.replication.isr_state import open_attempts
 from broker.replication.leader_state import FollowerState, LeaderState
-from broker.replication.partition import Following
+from broker.replication.partition import Following, OpenSession
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition, TopicName
 
@@ -300,7 +300,8 @@ def replica_facts(replica: Replica, now_ms: int) -> Facts:
         facts |= _leader_facts(role, now_ms)
     elif isinstance(role, Following):
         facts["leader"] = role.leader
-        facts["session"] = role.session
+        session = role.session
+        facts["session"] = session.number if isinstance(session, OpenSession) else None
         facts["refusals"] = role.refusals
         facts["unclean_epoch"] = role.unclean_epoch
     else:

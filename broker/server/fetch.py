@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from broker.replication.partition import Following
+from broker.replication.partition import Following, OpenSession
 from broker.server import peer_codec
 from broker.server.local_partitions import LocalPartitions, Read, Reads, ServingReplica
 from broker.server.peer_codec import PeerRequestKind
@@ -216,19 +216,17 @@ class FollowerReads:
         registration, mine = image.partition(*place), image.brokers.get(self._me)
         if replica is None or registration is None or mine is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        role = replica.partition.role
-        serves = (
-            isinstance(role, Following)
-            and role.session is not None
-            and role.epoch == registration.leader_epoch
-            and self._me in registration.isr
-            and mine.broker_epoch == self._manager.broker_epoch
-            and mine.state is BrokerState.UNFENCED
-            and self._is_proven()
-        )
-        if not serves or not isinstance(role, Following):
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "not proven to be in sync here")
-        return replica, role
+        match replica.partition.role:
+            case Following(session=OpenSession(), epoch=registration.leader_epoch) as role if (
+                self._me in registration.isr
+                and mine.broker_epoch == self._manager.broker_epoch
+                and mine.state is BrokerState.UNFENCED
+                and self._is_proven()
+            ):
+                return replica, role
+            case _:
+                reason = "not proven to be in sync here"
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
 
 
 def _check_range(replica: Replica, offset: int) -> None:

@@ -11,7 +11,7 @@ from broker.log.directory_files import DAMAGED_COPIES_MAX
 from broker.replication.delayed_produces import AppendOutcome
 from broker.replication.isr_state import COMMITTED, in_flight
 from broker.replication.leader_state import LeaderState
-from broker.replication.partition import Following
+from broker.replication.partition import Following, OpenSession
 from raft_metadata.common.ids import BrokerId
 from raft_metadata.records.records import BrokerState
 from tests.support import replication_invariants as check
@@ -92,7 +92,9 @@ class Endings:
             broker.propose(shrink=role.isr_state is not COMMITTED and fair)
             for f in self.ids:
                 broker.push(f)
-        elif isinstance(role, Following) and (role.session is None or number in REOPENED):
+        elif isinstance(role, Following) and (
+            not isinstance(role.session, OpenSession) or number in REOPENED
+        ):
             broker.open_stream()
 
     def settled_leader(self) -> Broker | None:

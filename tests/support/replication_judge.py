@@ -14,7 +14,7 @@ from broker.replication.delayed_produces import AppendOutcome
 from broker.replication.frames import Ack, Diverging, Open, Valid
 from broker.replication.isr_state import COMMITTED, IsrChange
 from broker.replication.leader_state import LeaderState
-from broker.replication.partition import Following, Partition
+from broker.replication.partition import Following, OpenSession, Partition
 from raft_metadata.common.ids import BrokerId
 from raft_metadata.image.metadata_image import PartitionRegistration
 from raft_metadata.records.commands import AlterPartition
@@ -218,7 +218,8 @@ class Judge:
         assert broker.partition is not None
         role = broker.partition.role
         reign = self.reigns.get(role.epoch)
-        if isinstance(role, Following) and role.session is not None and reign is not None:
+        is_open = isinstance(role, Following) and isinstance(role.session, OpenSession)
+        if is_open and reign is not None:
             check.l14_follower_is_a_prefix(
                 self.tally, broker.store.mirror, reign, broker.id, role.epoch
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.isr_state import IsrChange
 from broker.replication.leader_state import LeaderState
-from broker.replication.partition import Following, Role
+from broker.replication.partition import Following, PushResult, Role
 from raft_metadata.common.errors import CorruptionError, KafkaError
 from raft_metadata.common.ids import BrokerId, PartitionEpoch, PartitionId
 from raft_metadata.records.commands import AlterPartition, IsrMember
@@ -81,13 +81,13 @@ class BrokerStreams(BrokerLife):
         if partition is None:
             return
         try:
-            taken = partition.on_push(message)
+            result = partition.on_push(message)
         except (KafkaError, ValueError):
             partition.drop_session()
             return
-        if taken is False:
+        if result is PushResult.GAP:
             self.open_stream()
-        elif taken:
+        elif result is PushResult.APPENDED:
             self.world.judge.follows(self)
             if not partition.settings.by_durable:
                 self.acknowledge()

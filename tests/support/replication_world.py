@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker.replication.leader_state import LeaderState
-from broker.replication.partition import Following
+from broker.replication.partition import Following, OpenSession
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import BrokerEpoch, BrokerId
 from raft_metadata.records.commands import BrokerHeartbeat
@@ -256,7 +256,7 @@ class World(Faults, Endings):
             choices += [lambda: broker.push(rng.choice(self.ids)), broker.propose]
         elif isinstance(role, Following):
             choices.append(broker.acknowledge)
-            if role.session is None or rng.random() < 0.1:
+            if not isinstance(role.session, OpenSession) or rng.random() < 0.1:
                 choices.append(broker.open_stream)
         if broker.wants_to_leave:
             choices.append(broker.ask_to_leave)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Push, Valid
 from broker.replication.leader_state import NOT_COUNTED, LeaderState
-from broker.replication.partition import Following
+from broker.replication.partition import Following, PushResult
 from broker.replication.replica_logs import PURGE_CHECK_MS
 from raft_metadata.common.ids import (
     BrokerId,
@@ -202,7 +202,7 @@ async def test_rule_r5_a_leader_that_is_removed_follows_until_it_knows_what_beca
     assert isinstance(role, Following)
     partition.open_message(9, 0)
     assert partition.on_valid(Valid(9, 1, 5, 0))
-    assert partition.on_push(Push(5, 1, 1, 1, 1, 0, b""))
+    assert partition.on_push(Push(5, 1, 1, 1, 1, 0, b"")) is PushResult.APPENDED
     assert fates == [AppendOutcome.OK], "the new leader holds it, and has committed it"
     host.manager._look_after_replicas(0, 0)
     assert host.manager.replica(HERE) is None

@@ -21,7 +21,7 @@ from broker.replication.frames import (
     key_of,
 )
 from broker.replication.leader_state import LeaderState, Settings
-from broker.replication.partition import Partition
+from broker.replication.partition import Partition, PushResult
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
@@ -94,7 +94,7 @@ class Replica:
                 session, leader.partition.role.epoch, at, at + 1,
                 leader.partition.high_watermark, leader.log.log_start_offset, raw, known,
             )  # fmt: skip
-            assert self.partition.on_push(push)
+            assert self.partition.on_push(push) is PushResult.APPENDED
             self.life.flush()
             ack = self.partition.ack_message()
             assert isinstance(ack, Ack)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from broker.replication.frames import Push, Valid
-from broker.replication.partition import Following
+from broker.replication.partition import NO_SESSION, Following
 from broker.server.fetch import FollowerReads, choose_follower
 from broker.server.local_partitions import Read
 from broker.server.peer_codec import PeerRequestKind
@@ -223,7 +223,7 @@ def _out_of_isr(follower: Follower) -> None:
 def _lose_the_stream(follower: Follower) -> None:
     role = follower.replica.partition.role
     assert isinstance(role, Following)
-    role.session = None
+    role.session = NO_SESSION
 
 
 def _lose_the_controllers(follower: Follower) -> None:

@@ -21,7 +21,12 @@ from broker.replication.frames import (
     key_of,
 )
 from broker.replication.leader_stream import LeaderStream, PushSession
-from broker.replication.partition import Following
+from broker.replication.partition import (
+    REFUSED_SESSION,
+    Following,
+    OpenSession,
+    RequestedSession,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import TopicId, TopicName
 from tests.support.hosted_replicas import (
@@ -86,6 +91,11 @@ def role_of(manager: ReplicaManager, topic_id: TopicId) -> Following:
     return role
 
 
+def request_of(role: Following) -> int:
+    assert isinstance(role.session, RequestedSession)
+    return role.session.request
+
+
 def receive(stream: FollowerStream, data: bytes) -> None:
     stream.get_buffer(-1)[: len(data)] = data
     stream.buffer_updated(len(data))
@@ -94,7 +104,7 @@ def receive(stream: FollowerStream, data: bytes) -> None:
 async def test_a_rotten_push_ends_its_own_session_and_nobody_elses(tmp_path: Path) -> None:
     logs, manager, _, stream = following(tmp_path)
     for topic_id in (FIRST_ID, SECOND_ID):
-        valid = Valid(role_of(manager, topic_id).request, 0, 5, 0)
+        valid = Valid(request_of(role_of(manager, topic_id)), 0, 5, 0)
         receive(stream, encode(key_of(topic_id, ZERO), valid))
     good = append(Life(SimulatedDisk()).log(), ["x"], epoch=0)
     rotten = good[:-5] + bytes([good[-5] ^ 1]) + good[-4:]
@@ -105,8 +115,8 @@ async def test_a_rotten_push_ends_its_own_session_and_nobody_elses(tmp_path: Pat
     assert first is not None
     assert second is not None
     assert (first.log_end_offset, second.log_end_offset) == (0, 1)
-    assert role_of(manager, FIRST_ID).session is None
-    assert role_of(manager, SECOND_ID).session == 5
+    assert role_of(manager, FIRST_ID).session is REFUSED_SESSION
+    assert role_of(manager, SECOND_ID).session == OpenSession(5)
 
 
 class AbortedTransport(StreamTransport):
@@ -148,12 +158,12 @@ async def test_rule_r9_a_way_slower_than_the_retry_still_ends_in_a_session(tmp_p
     role = role_of(manager, FIRST_ID)
     partition = manager._replicas[key_of(FIRST_ID, ZERO)].partition
     link._clock = clock = SetClock(role.asked_ms)
-    answers = [(role.asked_ms + ROUND_TRIP_MS, role.request)]
+    answers = [(role.asked_ms + ROUND_TRIP_MS, request_of(role))]
     for _ in range(200):
         clock.now_ms += 50
         link.open_again(clock.now_ms)
-        if role.request not in [request for _, request in answers]:
-            answers.append((role.asked_ms + ROUND_TRIP_MS, role.request))
+        if request_of(role) not in [request for _, request in answers]:
+            answers.append((role.asked_ms + ROUND_TRIP_MS, request_of(role)))
         for due_ms, request in answers:
             if due_ms <= clock.now_ms and partition.on_valid(Valid(request, 0, 7, 0)):
                 return

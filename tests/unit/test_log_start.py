@@ -9,7 +9,7 @@ import pytest
 from broker.log.log_directory import LogConfig
 from broker.replication.frames import Diverging, Push, Valid
 from broker.replication.leader_state import LeaderState, Settings
-from broker.replication.partition import Partition
+from broker.replication.partition import Partition, PushResult
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerEpoch, BrokerId
 from tests.support.logs import Life, append, values_of
@@ -69,8 +69,8 @@ def ask(follower: Side, leader: Side, session: int = 9) -> Valid | None:
     return answer
 
 
-def push(follower: Side, leader: Side, valid: Valid, at: int | None = None) -> bool | None:
-    """What a session ships next; ``at``: from where on."""
+def push(follower: Side, leader: Side, valid: Valid, at: int | None = None) -> bool:
+    """Have a session ship what is next, from ``at`` on; return True if it is appended."""
     start = max(follower.log.log_end_offset if at is None else at, leader.log.log_start_offset)
     raw = leader.log.read_raw(start, 1 << 20, leader.log.log_end_offset)
     role = leader.partition.role
@@ -79,7 +79,7 @@ def push(follower: Side, leader: Side, valid: Valid, at: int | None = None) -> b
         valid.session, role.epoch, start, leader.log.log_end_offset,
         leader.partition.high_watermark, leader.log.log_start_offset, raw,
     )  # fmt: skip
-    return follower.partition.on_push(message)
+    return follower.partition.on_push(message) is PushResult.APPENDED
 
 
 def fill(follower: Side, leader: Side) -> None:

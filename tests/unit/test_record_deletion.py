@@ -13,6 +13,7 @@ from broker.replication.frames import Ack, Open, Push, Valid
 from broker.replication.isr_state import COMMITTED, UnresolvedIsr
 from broker.replication.leader_state import LeaderState
 from broker.replication.log_start_manager import DELETIONS_MAX, LogTrimming
+from broker.replication.partition import PushResult
 from broker.server.admin import DELETE_TIMEOUT_MS, RecordDeletion
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, PartitionEpoch, TopicIdPartition
@@ -314,9 +315,8 @@ def test_rule_r10_what_a_follower_says_of_its_start_holds_after_any_crash(seed: 
     if seed % 3 == 1:
         role = leader.partition.role
         assert isinstance(role, LeaderState)
-        assert follower.partition.on_push(
-            Push(valid.session, role.epoch, 60, 60, 60, 60, b"")
-        )  # all it held is deleted
+        all_deleted = Push(valid.session, role.epoch, 60, 60, 60, 60, b"")
+        assert follower.partition.on_push(all_deleted) is PushResult.APPENDED
     said = follower.partition.ack_message()
     assert said is not None
     follower.crash(seed)

@@ -12,7 +12,7 @@ from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.isr_state import COMMITTED, IsrChange
 from broker.replication.leader_state import LeaderState, Settings
-from broker.replication.partition import Following, Partition
+from broker.replication.partition import Following, Partition, PushResult, RequestedSession
 from broker.replication.replica_manager import StreamHeartbeats
 from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.ids import (
@@ -315,7 +315,7 @@ def test_invariant_l15_a_leader_never_truncates() -> None:
     one.follow(registration(ONE, 3))
     assert not one.partition.on_diverging(Diverging(9, 2, 1, 0))
     assert not one.partition.on_diverging(Diverging(9, 3, 1, 0))
-    assert one.partition.on_push(Push(9, 3, 0, 1, 0, 0, encode([(3, 9)]))) is None
+    assert one.partition.on_push(Push(9, 3, 0, 1, 0, 0, encode([(3, 9)]))) is PushResult.STALE
     assert one.log.entries == [(1, 10), (1, 11)]
 
 
@@ -352,9 +352,11 @@ def test_invariant_l17_a_frame_of_another_epoch_is_dropped_by_the_follower(epoch
     two.partition.on_refused(Refused(9, epoch, 74))
     role = two.partition.role
     assert isinstance(role, Following)
-    assert (role.session, role.refused) == (None, False)
+    assert role.session == RequestedSession(9)
     assert two.partition.on_valid(Valid(9, 2, 5, 0))
-    assert two.partition.on_push(Push(5, epoch, 1, 2, 2, 0, encode([(epoch, 1)]))) is None
+    assert (
+        two.partition.on_push(Push(5, epoch, 1, 2, 2, 0, encode([(epoch, 1)]))) is PushResult.STALE
+    )
     assert (two.log.entries, two.partition.high_watermark) == ([(1, 10)], 0)
 
 
@@ -430,7 +432,7 @@ def test_rule_r4_frames_that_come_again_two_leaders_later_change_nothing() -> No
         for ack in (ack_1, ack_2):
             assert replica.partition.on_ack(other, ack, 9) is None
         for push in (push_1, push_2):
-            assert replica.partition.on_push(push) is None
+            assert replica.partition.on_push(push) is PushResult.STALE
         for valid in (valid_1, valid_2):
             assert not replica.partition.on_valid(valid)
         for old in (open_1, open_2):

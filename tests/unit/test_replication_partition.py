@@ -9,7 +9,13 @@ import pytest
 from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.leader_state import NOT_COUNTED, LeaderState, Settings
-from broker.replication.partition import DEPOSED_WAIT_MS, Following, Partition, Unassigned
+from broker.replication.partition import (
+    DEPOSED_WAIT_MS,
+    Following,
+    Partition,
+    PushResult,
+    Unassigned,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -299,12 +305,12 @@ def test_rule_r4_pushes_of_another_session_are_dropped() -> None:
     partition = following([])
     partition.open_message(9, 0)
     raw = encode([(4, 1)])
-    assert partition.on_push(Push(5, 4, 0, 1, 0, 0, raw)) is None, "before validation"
+    assert partition.on_push(Push(5, 4, 0, 1, 0, 0, raw)) is PushResult.STALE, "before validation"
     partition.on_valid(Valid(9, 4, 5, 0))
-    assert partition.on_push(Push(6, 4, 0, 1, 0, 0, raw)) is None
-    assert partition.on_push(Push(5, 4, 0, 1, 9, 0, raw)) is True
+    assert partition.on_push(Push(6, 4, 0, 1, 0, 0, raw)) is PushResult.STALE
+    assert partition.on_push(Push(5, 4, 0, 1, 9, 0, raw)) is PushResult.APPENDED
     assert partition.high_watermark == 1, "the smaller of the frame's and its own log end"
-    assert partition.on_push(Push(5, 4, 3, 4, 9, 0, raw)) is False, "a gap: ask again"
+    assert partition.on_push(Push(5, 4, 3, 4, 9, 0, raw)) is PushResult.GAP, "a gap: ask again"
 
 
 def test_rule_r5_parked_work_is_judged_by_epoch_not_by_offset() -> None:

@@ -15,7 +15,7 @@ from broker.replication import delayed_produces
 from broker.replication.frames import Diverging, Valid
 from broker.replication.isr_state import COMMITTED
 from broker.replication.leader_state import LeaderState
-from broker.replication.partition import Following, Partition
+from broker.replication.partition import Following, OpenSession, Partition
 from broker.server.fetch import FollowerReads
 from broker.server.local_partitions import LocalPartitions
 from broker.server.requests import OffsetsResult
@@ -135,13 +135,15 @@ def _push_of_any_epoch(patch: Patch) -> None:
     def on_push(self: Partition, message: Any) -> Any:
         role = self.role
         if isinstance(role, Following):
-            session = -5 if role.session is None else role.session
-            message = message._replace(session=session, leader_epoch=role.epoch)
-            before, role.session = role.session, session
+            before, session = role.session, role.session
+            if not isinstance(session, OpenSession):
+                session = OpenSession(-5)
+            message = message._replace(session=session.number, leader_epoch=role.epoch)
+            role.session = session
             try:
                 return real(self, message)
             finally:
-                if role.session == -5:
+                if role.session == OpenSession(-5):
                     role.session = before
         return real(self, message)
 
