@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
@@ -20,7 +20,6 @@ from broker.replication.events import PartitionSnapshot, note_truncation
 from broker.replication.frames import (
     Diverging,
     Frame,
-    FrameError,
     FrameKind,
     Key,
     Push,
@@ -34,6 +33,7 @@ from broker.replication.partition import (
     PushResult,
     RefusedSession,
 )
+from broker.replication.stream import ReplicationStream, StreamHost
 from raft_metadata.common.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("broker.replication")
 
-INITIAL_BUFFER_BYTES = 1 << 20
+USUAL_BUFFER_BYTES = 1 << 20
 """Size of the receive buffer of a new connection; it doubles when a frame does not fit."""
 KEPT_BUFFER_BYTES = 8 << 20
 """A larger buffer, which one batch of unusual size required, is released when it is empty."""
@@ -66,110 +66,46 @@ PAUSE_STEP_MS = 10
 """A longer pause is requested only if it extends the present one by more than this."""
 
 
-class FollowerHost(Protocol):
+class FollowerHost(StreamHost, Protocol):
     """The part of the `ReplicaManager` that the stream calls."""
 
-    def broken(self, what: str, error: Exception) -> None: ...
     def leader_sent(self, stream: FollowerStream, key: Key, frame: frames.Frame) -> None: ...
 
 
-class FollowerStream(asyncio.BufferedProtocol):
+class FollowerStream(ReplicationStream):
     """A connection to ``leader``: receives its pushes for all partitions that follow it here.
 
-    Made by a `LeaderLink` for each connection, on the event loop. Any malformed frame closes it.
+    Made by a `LeaderLink` for each connection, on the event loop.
     """
 
     def __init__(self, leader: BrokerId, host: FollowerHost) -> None:
+        super().__init__(
+            f"leader={leader}",
+            host,
+            max_frame_bytes=MAX_PUSH_FRAME_BYTES,
+            frames_per_turn=FRAMES_PER_TURN,
+            usual_buffer_bytes=USUAL_BUFFER_BYTES,
+            kept_buffer_bytes=KEPT_BUFFER_BYTES,
+        )
         self.leader = leader
         self.host = host
-        self.frames_since_tick = True
-        """True if bytes arrived since the last tick of the host's `StreamHeartbeats`."""
-        self.silent_since_ms = 0
-        self.closed = asyncio.get_running_loop().create_future()
-        self._buffer = bytearray(INITIAL_BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
-        self._filled = 0
-        self._is_reading_paused = False
-        """True while received frames wait for the next turn; nothing more is read meanwhile."""
+        self.closed = self._loop.create_future()
         self._acks: dict[Key, Replica] = {}
         self._opens: list[bytes] = []
         self._pause_ends_ms = 0
-        self._transport: asyncio.Transport | None = None
-        self._loop = asyncio.get_running_loop()
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        super().connection_lost(exc)
         if not self.closed.done():
             self.closed.set_result(None)
 
     @override
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._filled == len(self._buffer):
-            self._grow(len(self._buffer) * 2)
-        return self._view[self._filled :]
-
-    @override
-    def buffer_updated(self, nbytes: int) -> None:
-        self.frames_since_tick = True
-        self._filled += nbytes
-        if not self._is_reading_paused:
-            self._take_turn()
-
-    def _take_turn(self) -> None:
-        try:
-            used, rest_now = self._receive_some()
-        except FrameError as error:
-            _log.warning("stream closed leader=%d reason=%s", self.leader, error)
-            self.close()
-            return
-        except Exception as error:  # noqa: BLE001 asyncio only logs it: the stream would hang
-            self.host.broken("frame of a leader", error)
-            return
-        rest = self._filled - used
-        if used and rest:
-            self._buffer[:rest] = self._buffer[used : self._filled]
-        self._filled = rest
-        if not rest and len(self._buffer) > KEPT_BUFFER_BYTES:
-            self._buffer = bytearray(INITIAL_BUFFER_BYTES)
-            self._view = memoryview(self._buffer)
-        if rest_now and self._transport is not None:
-            self._is_reading_paused = True
-            self._transport.pause_reading()
-            self._loop.call_soon(self._continue_reading)
-
-    def _continue_reading(self) -> None:
-        self._is_reading_paused = False
-        if self._transport is not None:
-            self._transport.resume_reading()
-            self._take_turn()
-
-    def _receive_some(self) -> tuple[int, bool]:
-        """Take complete frames; return the bytes used and whether this turn's limit was reached."""
-        view, at, size, left = self._view, 0, self._filled, FRAMES_PER_TURN
-        while left and size - at >= frames.PREFIX.size:
-            length, kind = frames.PREFIX.unpack_from(view, at)
-            if length > MAX_PUSH_FRAME_BYTES:
-                msg = f"frame of {length} bytes, at most {MAX_PUSH_FRAME_BYTES} allowed"
-                raise FrameError(msg)
-            body = at + frames.PREFIX.size
-            if body + length > size:
-                break
-            if kind != FrameKind.PING:
-                key, frame = frames.decode(kind, view[body : body + length])
-                self.host.leader_sent(self, key, frame)
-            at = body + length
-            left -= 1
-        return at, not left
-
-    def _grow(self, size: int) -> None:
-        larger = bytearray(size)
-        larger[: self._filled] = self._buffer[: self._filled]
-        self._buffer, self._view = larger, memoryview(larger)
+    def receive(self, prefix: tuple[int, ...], body: memoryview) -> None:
+        _, kind = prefix
+        if kind != FrameKind.PING:
+            key, frame = frames.decode(kind, body)
+            self.host.leader_sent(self, key, frame)
 
     def send_open(self, key: Key, message: frames.Open) -> None:
         """Request a session for a replica's position, at the end of this turn of the event loop."""
@@ -179,7 +115,7 @@ class FollowerStream(asyncio.BufferedProtocol):
 
     def _send_opens(self) -> None:
         opens, self._opens = self._opens, []
-        self._write(b"".join(opens))
+        self.write(b"".join(opens), [])
 
     def queue_ack(self, replica: Replica) -> None:
         """Acknowledge this replica's log ends at the end of this turn of the event loop."""
@@ -195,26 +131,13 @@ class FollowerStream(asyncio.BufferedProtocol):
             if message is not None:
                 encoded.append(frames.encode(key, message))
         if encoded:
-            self._write(b"".join(encoded))
-
-    def ping(self) -> None:
-        """Send a ping, so that the leader knows that this connection lives (rule R9)."""
-        self._write(frames.PING_FRAME)
+            self.write(b"".join(encoded), [])
 
     def ask_pause(self, pause_ms: int, now_ms: int) -> None:
         """Request that the leader pushes nothing to out-of-sync replicas for ``pause_ms``."""
         if now_ms + pause_ms > self._pause_ends_ms + PAUSE_STEP_MS:
             self._pause_ends_ms = now_ms + pause_ms
-            self._write(frames.pause_frame(pause_ms))
-
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        """Abort the connection."""
-        if self._transport is not None:
-            self._transport.abort()
+            self.write(frames.pause_frame(pause_ms), [])
 
 
 OPENS_PER_TURN = 128

@@ -41,6 +41,7 @@ from broker.replication.frames import (
 )
 from broker.replication.leader_state import NOT_COUNTED, FollowerState, LeaderState
 from broker.replication.replica import Replica
+from broker.replication.stream import ReplicationStream, StreamHost
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, StorageError
 
 if TYPE_CHECKING:
@@ -330,6 +331,8 @@ _log = logging.getLogger("broker.replication")
 
 MAX_CONTROL_FRAME_BYTES = 1024
 """Longest frame that a follower may send: OPEN, ACK, PING and PAUSE are far shorter."""
+RECEIVE_BUFFER_BYTES = 65_536
+"""Size of the receive buffer of a connection."""
 FRAMES_PER_TURN = 256
 """Frames of a connection taken before other tasks have a turn. A follower opens thousands of
 sessions after a reconnect, which in one turn would delay this leader's heartbeats."""
@@ -347,7 +350,7 @@ def end_of_batches(raw: bytes) -> int:
     return end
 
 
-class LeaderHost(Protocol):
+class LeaderHost(StreamHost, Protocol):
     """The part of the `ReplicaManager` that the stream calls."""
 
     push_bytes: int
@@ -356,7 +359,6 @@ class LeaderHost(Protocol):
     throttles: Throttles
 
     def now_ms(self) -> int: ...
-    def broken(self, what: str, error: Exception) -> None: ...
     def stream_attached(self, stream: LeaderStream) -> None: ...
     def stream_detached(self, stream: LeaderStream) -> None: ...
     def follower_opens(self, stream: LeaderStream, key: Key, message: Open) -> None: ...
@@ -510,19 +512,24 @@ class PushSession:
         self.stream.write(frames.encode_push_head(self.replica.key, push, size), pieces)
 
 
-class LeaderStream(asyncio.Protocol):
+class LeaderStream(ReplicationStream):
     """A connection from one follower broker, for all partitions that it follows here.
 
     Owned by its transport, on the event loop; holds a `PushSession` for each partition.
     """
 
     def __init__(self, follower: BrokerId, host: LeaderHost) -> None:
+        super().__init__(
+            f"follower={follower}",
+            host,
+            max_frame_bytes=MAX_CONTROL_FRAME_BYTES,
+            frames_per_turn=FRAMES_PER_TURN,
+            usual_buffer_bytes=RECEIVE_BUFFER_BYTES,
+            kept_buffer_bytes=RECEIVE_BUFFER_BYTES,
+        )
         self.follower = follower
         self.host = host
         self.paused = False
-        self.frames_since_tick = True
-        """True if bytes arrived since the last tick of the host's `StreamHeartbeats`."""
-        self.silent_since_ms = 0
         self.sessions: dict[Key, PushSession] = {}
         self._marked: list[PushSession] = []
         self._members: deque[PushSession] = deque()
@@ -536,23 +543,16 @@ class LeaderStream(asyncio.Protocol):
         """End of the pause that the follower requested for its out-of-sync replicas."""
         self._scheduled = False
         self._drain_check: asyncio.TimerHandle | None = None
-        self._received = b""
-        self._is_reading_paused = False
-        """True while received frames wait for the next turn; nothing more is read meanwhile."""
-        self._held: list[bytes] | None = None
-        """Frames written while frames are received; sent in one write. None at other times."""
-        self._transport: asyncio.Transport | None = None
-        self._loop = asyncio.get_running_loop()
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=self.host.buffer_bytes)
+        super().connection_made(transport)
+        cast("asyncio.Transport", transport).set_write_buffer_limits(high=self.host.buffer_bytes)
         self.host.stream_attached(self)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        super().connection_lost(exc)
         self._marked.clear()
         self._members.clear()
         self._behind.clear()
@@ -575,59 +575,13 @@ class LeaderStream(asyncio.Protocol):
         self._schedule()
 
     @override
-    def data_received(self, data: bytes) -> None:
-        self.frames_since_tick = True
-        self._received = self._received + data if self._received else data
-        if not self._is_reading_paused:
-            self._receive_all()
-
-    def _receive_all(self) -> None:
-        self._is_reading_paused = False
-        view, at, size = memoryview(self._received), 0, len(self._received)
-        self._held = []
-        left = FRAMES_PER_TURN
-        try:
-            while size - at >= frames.PREFIX.size and left:
-                length, kind = frames.PREFIX.unpack_from(view, at)
-                if length > MAX_CONTROL_FRAME_BYTES:
-                    msg = f"frame of {length} bytes, at most {MAX_CONTROL_FRAME_BYTES} expected"
-                    raise FrameError(msg)
-                end = at + frames.PREFIX.size + length
-                if end > size:
-                    break
-                if kind == FrameKind.PAUSE:
-                    pause_ms = frames.decode_pause(view[at + frames.PREFIX.size : end])
-                    self._pause_ends_ms = self.host.now_ms() + pause_ms
-                elif kind != FrameKind.PING:
-                    self._receive(kind, view[at + frames.PREFIX.size : end])
-                at = end
-                left -= 1
-        except FrameError as error:
-            _log.warning("stream closed follower=%d reason=%s", self.follower, error)
-            self.close()
+    def receive(self, prefix: tuple[int, ...], body: memoryview) -> None:
+        _, kind = prefix
+        if kind == FrameKind.PING:
             return
-        except Exception as error:  # noqa: BLE001 asyncio only logs it: the stream would hang
-            self.host.broken("frame of a follower", error)
-        finally:
-            held, self._held = self._held, None
-            if held and self._transport is not None:
-                self._transport.write(b"".join(held))
-        self._received = bytes(view[at:]) if at < size else b""
-        if not left:
-            self._pause_reading()
-
-    def _pause_reading(self) -> None:
-        if self._transport is not None:
-            self._is_reading_paused = True
-            self._transport.pause_reading()
-            self._loop.call_soon(self._continue_reading)
-
-    def _continue_reading(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
-            self._receive_all()
-
-    def _receive(self, kind: int, body: memoryview) -> None:
+        if kind == FrameKind.PAUSE:
+            self._pause_ends_ms = self.host.now_ms() + frames.decode_pause(body)
+            return
         key, frame = frames.decode(kind, body)
         match frame:
             case Ack():
@@ -669,10 +623,6 @@ class LeaderStream(asyncio.Protocol):
     def answer(self, key: Key, frame: Valid | frames.Diverging | frames.Refused) -> None:
         """Send a control frame."""
         self.write(frames.encode(key, frame), [])
-
-    def ping(self) -> None:
-        """Send a ping, so that the follower knows that this connection lives (rule R9)."""
-        self.write(frames.PING_FRAME, [])
 
     def mark(self, session: PushSession) -> None:
         """Schedule this session to push in the next turn of the event loop."""
@@ -806,19 +756,3 @@ class LeaderStream(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 asyncio only logs it: the stream would hang
             self.host.broken("push", error)
         return 0
-
-    def write(self, head: bytes, pieces: list[bytes]) -> None:
-        """Write bytes to the connection; do nothing if it has ended."""
-        if self._transport is None:
-            return
-        if self._held is not None:
-            self._held += [head, *pieces]
-        elif pieces:
-            self._transport.writelines([head, *pieces])
-        else:
-            self._transport.write(head)
-
-    def close(self) -> None:
-        """Abort the connection."""
-        if self._transport is not None:
-            self._transport.abort()

@@ -39,6 +39,7 @@ from broker.replication.partition import Following, Partition
 from broker.replication.repair import Repairs
 from broker.replication.replica import Replica, TopicViews
 from broker.replication.replica_logs import ReplicaLogs
+from broker.replication.stream import StreamHeartbeats
 from broker.replication.throttle import Throttles
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -169,40 +170,6 @@ def forgive(led: Iterable[Replica], stalled_ms: int) -> None:
     for replica in led:
         if isinstance(replica.partition.role, LeaderState):
             replica.partition.role.forgive(stalled_ms)
-
-
-class StreamHeartbeats:
-    """Heartbeats on all streams, and the end of streams silent for three of them (rule R9)."""
-
-    def __init__(self, heartbeat_ms: int, slack_ms: int, now_ms: int) -> None:
-        """Begin at ``now_ms``; ``slack_ms`` is the time by which this process may be late."""
-        self._heartbeat_ms = heartbeat_ms
-        self._silence_max_ms = 3 * heartbeat_ms + slack_ms
-        self._pinged_ms = now_ms
-
-    def keep(
-        self, streams: Iterable[LeaderStream | FollowerStream], now_ms: int, *, stalled: bool
-    ) -> None:
-        """Send pings and close silent streams; called with every tick.
-
-        ``stalled``: this process stood still, so no peer is blamed (rule M7).
-        """
-        ping = now_ms - self._pinged_ms >= self._heartbeat_ms
-        if ping:
-            self._pinged_ms = now_ms
-        for stream in streams:
-            if stream.frames_since_tick or stalled:
-                stream.frames_since_tick, stream.silent_since_ms = False, now_ms
-            elif now_ms - stream.silent_since_ms > self._silence_max_ms:
-                if isinstance(stream, FollowerStream):
-                    who = f"leader={stream.leader}"
-                else:
-                    who = f"follower={stream.follower}"
-                _log.warning("stream silent, closed %s ms=%d", who, now_ms - stream.silent_since_ms)
-                stream.close()
-                continue
-            if ping:
-                stream.ping()
 
 
 TICK_MS = 50

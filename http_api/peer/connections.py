@@ -67,9 +67,10 @@ def hand_over(
 ) -> None:
     """Make ``protocol`` the owner of the connection; it first gets the bytes already received.
 
-    ``set_protocol`` itself changes how both asyncio and uvloop read (data_received or get_buffer).
-    The dialling side stopped reading at the answer to its hello; reading is resumed here.
+    ``set_protocol`` changes how the transport reads (data_received or get_buffer); uvloop reads in
+    the new way only once reading was paused and resumed.
     """
+    transport.pause_reading()
     transport.set_protocol(protocol)
     transport.resume_reading()
     protocol.connection_made(transport)

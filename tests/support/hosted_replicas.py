@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.ports import ControllerChannel, PeerChannel
+    from broker.replication.stream import ReplicationStream
 
 ME, OTHER = BrokerId(1), BrokerId(2)
 ORDERS = TopicName("orders")
@@ -59,6 +60,15 @@ class NoEvents:
 
     def note(self, *_: object, **__: object) -> None:
         """Nothing."""
+
+
+def receive(stream: ReplicationStream, data: bytes) -> None:
+    """Have a stream receive these bytes, as its event loop would."""
+    while data:
+        room = stream.get_buffer(-1)
+        part, data = data[: len(room)], data[len(room) :]
+        room[: len(part)] = part
+        stream.buffer_updated(len(part))
 
 
 class StreamTransport(asyncio.Transport):

@@ -66,6 +66,7 @@ from tests.support.hosted_replicas import (
     created,
     hosted,
     images,
+    receive,
     registered,
 )
 from tests.support.logs import Life, append
@@ -194,14 +195,14 @@ async def test_a_burst_of_opens_is_answered_in_turns_and_none_is_lost(tmp_path: 
         for number in range(count)
     ]
     burst = b"".join(opens)
-    stream.data_received(burst[:-7])
+    receive(stream, burst[:-7])
     assert transport.rests == 1
     assert len(answered(transport)) == FRAMES_PER_TURN
     for _ in range(4):
         await asyncio.sleep(0)
     assert transport.rests == 2
     assert len(answered(transport)) == count - 1
-    stream.data_received(burst[-7:])
+    receive(stream, burst[-7:])
     assert answered(transport) == list(range(count))
 
 
@@ -226,8 +227,7 @@ async def test_a_burst_of_first_pushes_is_taken_in_turns_and_none_is_lost(tmp_pa
     stream, transport = FollowerStream(OTHER, manager), PausingTransport()
     stream.connection_made(transport)
     burst = b"".join(pushes(manager, stream, append(Life(SimulatedDisk()).log(), ["x"], epoch=0)))
-    stream.get_buffer(-1)[: len(burst)] = burst
-    stream.buffer_updated(len(burst))
+    receive(stream, burst)
     ends = [log.log_end_offset for log in logs.logs()]
     assert (sum(ends), transport.rests) == (PUSHES_PER_TURN, 1)
     await asyncio.sleep(0)

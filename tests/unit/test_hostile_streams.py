@@ -39,6 +39,7 @@ from tests.support.hosted_replicas import (
     created,
     hosted,
     images,
+    receive,
     registered,
 )
 from tests.support.logs import Life, append
@@ -94,11 +95,6 @@ def role_of(manager: ReplicaManager, topic_id: TopicId) -> Following:
 def request_of(role: Following) -> int:
     assert isinstance(role.session, RequestedSession)
     return role.session.request
-
-
-def receive(stream: FollowerStream, data: bytes) -> None:
-    stream.get_buffer(-1)[: len(data)] = data
-    stream.buffer_updated(len(data))
 
 
 async def test_a_rotten_push_ends_its_own_session_and_nobody_elses(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.support.hosted_replicas import (
     created,
     hosted,
     images,
+    receive,
     registered,
 )
 from tests.support.logs import append
@@ -41,7 +42,7 @@ async def test_deleting_a_topic_while_a_follower_catches_up_fails_no_log(tmp_pat
     append(log, ["x"] * 100, epoch=0)
     stream = manager.accept_stream(OTHER)
     stream.connection_made(StreamTransport())
-    stream.data_received(encode(key_of(FIRST_ID, ZERO), Open(1, 0, 1, -1, 0, 0)))
+    receive(stream, encode(key_of(FIRST_ID, ZERO), Open(1, 0, 1, -1, 0, 0)))
     # Both in the turn before the first catch-up quantum: the topic goes, and its directory.
     manager.on_metadata_update(deleted)
     manager._tick(manager._clock.monotonic_ms())

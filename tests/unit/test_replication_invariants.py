@@ -13,7 +13,7 @@ from broker.replication.frames import Ack, Diverging, Open, Push, Refused, Valid
 from broker.replication.isr_state import COMMITTED, IsrChange
 from broker.replication.leader_state import LeaderState, Settings
 from broker.replication.partition import Following, Partition, PushResult, RequestedSession
-from broker.replication.replica_manager import StreamHeartbeats
+from broker.replication.stream import StreamHeartbeats
 from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.ids import (
     BrokerEpoch,
@@ -495,7 +495,7 @@ def test_invariant_l27_a_produce_is_answered_whatever_becomes_of_a_follower() ->
 
 class Stream:
     def __init__(self) -> None:
-        self.follower = TWO
+        self.peer = "follower=2"
         self.frames_since_tick = True
         self.silent_since_ms = 0
         self.pings = 0

@@ -31,6 +31,7 @@ from tests.support.hosted_replicas import (
     created,
     hosted,
     images,
+    receive,
     registered,
 )
 from tests.support.logs import append
@@ -192,7 +193,7 @@ async def test_a_throttle_holds_who_is_not_in_sync_and_nobody_else(
                 pause_ms = (sent - sent_before) * 1000 // rate
                 sent_before = sent
                 if pause_ms:
-                    leader.stream.data_received(frames.pause_frame(pause_ms))
+                    receive(leader.stream, frames.pause_frame(pause_ms))
             leader.acknowledge(FIRST, leader.sent(FIRST)[1])
             at = in_sync.log.log_end_offset
             raw = append(in_sync.log, ["in sync"], epoch=0)
