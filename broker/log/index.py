@@ -163,7 +163,7 @@ FIRST_READ_BYTES = 16_384
 """Bytes of the first read: head and summary of a segment of up to 2 GB."""
 _MAGIC = b"QIX1"
 _HEAD = Struct("<4sIqqqqqqI")
-_BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
+BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 _SUMMARY_BYTES = 16
 """Bytes of the summary per block."""
 
@@ -240,7 +240,7 @@ class StoredIndex:
 
     def _read(self, number: int) -> OffsetIndex:
         entries = min(BLOCK_ENTRIES, self._count - number * BLOCK_ENTRIES)
-        position = _HEAD.size + _SUMMARY_BYTES * len(self._checks) + _BLOCK_BYTES * number
+        position = _HEAD.size + _SUMMARY_BYTES * len(self._checks) + BLOCK_BYTES * number
         fd = _open(self._disk, self._path)
         try:
             data = self._disk.read(fd, ENTRY_BYTES * entries, position)
@@ -303,7 +303,7 @@ def decode_index(data: bytes, path: str) -> tuple[IndexFileHead, OffsetIndex]:
     if len(body) != ENTRY_BYTES * count:
         raise _damage(path)
     for number, check in enumerate(checks):
-        block = body[number * _BLOCK_BYTES : (number + 1) * _BLOCK_BYTES]
+        block = body[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
         if crc32(block) != check:
             raise _damage(path)
         index.extend(block)

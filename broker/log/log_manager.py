@@ -154,13 +154,14 @@ class SegmentRemovals:
 
     async def run_some(self, elapsed_ms: int) -> None:
         """Run one step of removals; ``elapsed_ms`` have passed since the last one."""
-        self._now_ms += elapsed_ms
+        due = self.take_due(elapsed_ms)
         self.rename_some()
-        due = self._due()
         if due:
-            await asyncio.to_thread(self._unlink, due)
+            await asyncio.to_thread(self.unlink, due)
 
-    def _due(self) -> list[str]:
+    def take_due(self, elapsed_ms: int) -> list[str]:
+        """Return the files to unlink next; ``elapsed_ms`` have passed since the last call."""
+        self._now_ms += elapsed_ms
         due = [
             self._truncated_files.popleft()
             for _ in range(min(len(self._truncated_files), TRUNCATED_FILES_PER_STEP))
@@ -173,7 +174,8 @@ class SegmentRemovals:
             due.append(self._renamed.popleft()[1])
         return due
 
-    def _unlink(self, paths: Sequence[str]) -> None:
+    def unlink(self, paths: Sequence[str]) -> None:
+        """Unlink these files, on any thread; what fails is left to the next start."""
         for path in paths:
             try:
                 self._disk.unlink(path)

@@ -73,7 +73,6 @@ class PartitionLog:
     __slots__ = (
         "_epochs",
         "_producers",
-        "_requested_log_start",
         "_shared",
         "_stored",
         "config",
@@ -89,6 +88,7 @@ class PartitionLog:
         "name",
         "on_durable",
         "partition",
+        "requested_log_start",
         "topic",
         "topic_id",
     )  # fmt: skip
@@ -123,7 +123,7 @@ class PartitionLog:
         """True if its bytes are damaged and no replica has more: reads of the rest are served."""
         self.on_durable: Callable[[], None] | None = None
         self._stored: LogSegments | None = None
-        self._requested_log_start = 0
+        self.requested_log_start = 0
         """The log start offset to take effect once it is durable; at least the present one."""
         self._epochs = _NO_EPOCHS
         self._producers: LogProducers | None = None
@@ -134,7 +134,7 @@ class PartitionLog:
         self._epochs = found.epochs
         if found.producers is not None:
             self._producers = LogProducers(self._shared, found.producers, found.snapshots)
-        self.log_start_offset = self._requested_log_start = found.log_start_offset
+        self.log_start_offset = self.requested_log_start = found.log_start_offset
         self.log_end_offset = found.log_end_offset
         self.durable_end = found.proven_end
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
@@ -325,7 +325,7 @@ class PartitionLog:
         """Request a sync; ``durable_end`` moves later, and ``on_durable`` is called then."""
         if self.failed is None and (
             self.durable_end < self.log_end_offset
-            or self._requested_log_start > self.log_start_offset
+            or self.requested_log_start > self.log_start_offset
         ):
             self._shared.flusher.request(self)
 
@@ -334,12 +334,12 @@ class PartitionLog:
 
         Called by the flusher. None if there is nothing to sync, or the log is offline.
         """
-        starts = self._requested_log_start > min(self.log_start_offset, self.durable_end)
+        starts = self.requested_log_start > min(self.log_start_offset, self.durable_end)
         if self.failed is not None or not (starts or self.durable_end < self.log_end_offset):
             return None
         token = FlushToken(self, self.generation, self.log_end_offset)
         if starts:
-            token.log_start = self._requested_log_start
+            token.log_start = self.requested_log_start
         assert self._stored is not None, "a log without files has no end to prove"
         self._stored.fill(token, self._epochs, self.log_start_offset)
         if self._producers is not None:
@@ -382,16 +382,16 @@ class PartitionLog:
             raise ValueError(f"{self.name} ends at {self.log_end_offset}, can't start at {offset}")
         if self.failed is not None:
             self._refuse()
-        if offset <= self._requested_log_start:
+        if offset <= self.requested_log_start:
             return False
-        self._requested_log_start = offset
+        self.requested_log_start = offset
         self._shared.flusher.request(self)
         return True
 
     @property
     def is_start_moving(self) -> bool:
         """Return True while a requested log start is not yet durable."""
-        return self._requested_log_start > self.log_start_offset and self.failed is None
+        return self.requested_log_start > self.log_start_offset and self.failed is None
 
     def _finish_log_start(self, token: FlushToken) -> bool:
         """Move the log start after the data is synced; return False if it could not be recorded.
@@ -450,7 +450,7 @@ class PartitionLog:
         self.request_flush()
 
     def _reset_to_empty(self, offset: int) -> None:
-        self.log_start_offset = self._requested_log_start = self.log_end_offset = offset
+        self.log_start_offset = self.requested_log_start = self.log_end_offset = offset
         self.high_watermark = offset
         self.last_epoch = -1
         self._epochs = _NO_EPOCHS
@@ -490,7 +490,7 @@ class PartitionLog:
         if self.failed is not None:
             self._refuse()
         assert self._stored is not None, "a log without files has nothing to cut"
-        anew = end_offset < self._requested_log_start  # that start may already be on the disk
+        anew = end_offset < self.requested_log_start  # that start may already be on the disk
         try:
             if self._producers is not None:
                 self._producers.prepare_truncation(self, self._stored.boundary(end_offset))
@@ -500,7 +500,7 @@ class PartitionLog:
                 end_offset, self._epochs, self.log_start_offset, start_anew=anew
             )
             if anew:
-                self._requested_log_start = self.log_start_offset
+                self.requested_log_start = self.log_start_offset
             if self._producers is not None:
                 self._producers.truncated(end)
         except WriteError as error:
@@ -513,8 +513,8 @@ class PartitionLog:
         self._epochs.truncate_from_end(self.log_end_offset)
         self.last_epoch = self._epochs.last_epoch(self.log_end_offset)
         self.high_watermark = min(self.high_watermark, self.log_end_offset)
-        if self.log_end_offset < self._requested_log_start:
-            self.start_over(self._requested_log_start)
+        if self.log_end_offset < self.requested_log_start:
+            self.start_over(self.requested_log_start)
         elif self.durable_end < self.log_end_offset:
             self._schedule_flush()
         self.request_flush()

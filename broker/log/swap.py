@@ -112,7 +112,7 @@ class StateChange:
 
     def __init__(self, stored: CleanedLog, state: CleanState) -> None:
         self._stored = stored
-        self._state = state
+        self.state = state
         self._lock = threading.Lock()
         self._ran = False
 
@@ -124,12 +124,12 @@ class StateChange:
         """
         with self._lock:
             if not self._ran:
-                write_state(self._stored.disk, self._stored.directory, self._state)
+                write_state(self._stored.disk, self._stored.directory, self.state)
                 self._ran = True
 
     def finish(self) -> None:
         """Set the log's state, after it was written. On the event loop."""
-        self._stored.cleaned = self._state
+        self._stored.cleaned = self.state
 
 
 class CleanedLog(Protocol):

@@ -86,8 +86,7 @@ class Lifecycle(SteppedLog):
     def remove(self, unlink: bool) -> None:
         removals = self.life.manager.removals
         removals.rename_some()
-        removals._now_ms += 100_000 if unlink else 0
-        removals._unlink(removals._due())
+        removals.unlink(removals.take_due(100_000 if unlink else 0))
 
     @rule(share=st.floats(0, 1))
     def truncate(self, share: float) -> None:
@@ -105,7 +104,7 @@ class Lifecycle(SteppedLog):
                 Model(model.records.copy(), start, start, model.durable, model.floor)
             )
         else:
-            model.wanted = self.log._requested_log_start
+            model.wanted = self.log.requested_log_start
 
     @rule(gap=st.integers(0, 5))
     def start_over_ahead(self, gap: int) -> None:

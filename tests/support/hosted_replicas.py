@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from broker.ports import ControllerChannel, PeerChannel
     from broker.replication.stream import ReplicationStream
+    from raft_metadata.common.clock import Clock
 
 ME, OTHER = BrokerId(1), BrokerId(2)
 ORDERS = TopicName("orders")
@@ -148,9 +149,9 @@ def images(*batches: tuple[MetadataRecord, ...]) -> Iterator[MetadataImage]:
         yield image
 
 
-def hosted(data_dir: Path, incarnation: str) -> tuple[LogManager, ReplicaManager]:
-    """One life of broker `ME` in this directory."""
-    config = BrokerConfig(
+def config_of(data_dir: Path) -> BrokerConfig:
+    """The config of broker `ME`."""
+    return BrokerConfig(
         broker_id=ME,
         cluster_id=ClusterId("c"),
         directory_id=DirectoryId(f"d{ME}"),
@@ -158,15 +159,21 @@ def hosted(data_dir: Path, incarnation: str) -> tuple[LogManager, ReplicaManager
         advertised_http="h:1",
         advertised_peer="h:2",
     )
+
+
+def hosted(
+    data_dir: Path, incarnation: str, clock: Clock | None = None
+) -> tuple[LogManager, ReplicaManager]:
+    """One life of broker `ME` in this directory."""
     logs = LogManager(data_dir, on_failed=lambda _: None)
     logs.open()
     manager = ReplicaManager(
-        config,
+        config_of(data_dir),
         IncarnationId(incarnation),
         logs,
         cast("ControllerChannel", None),
         cast("PeerChannel", None),
-        SystemClock(),
+        clock or SystemClock(),
         NoFaults(),
     )
     return logs, manager

@@ -13,10 +13,12 @@ from broker.log.log_reader import TimeSearch
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
 from raft_metadata.common.ids import BrokerEpoch, PartitionId, TopicId, TopicName
+from tests.support.doors.log import flusher_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from broker.log.flusher import LogFlusher
     from broker.log.partition_log import PartitionLog
     from raft_metadata.common.disk import Disk
 
@@ -84,22 +86,29 @@ class Life:
         config: LogConfig | None = None,
         data_dir: str = "/data",
         open_files: int = 64,
+        flush_interval_ms: int = 1_000,
     ) -> None:
+        self.disk = disk
         self.failures: list[BaseException] = []
         self.manager = LogManager(
             Path(data_dir),
             on_failed=self.failures.append,
             disk=disk,
             max_open_segments=open_files,
+            flush_interval_ms=flush_interval_ms,
             default_config=config or LogConfig(),
         )
         self.manager.open()
+
+    @property
+    def flusher(self) -> LogFlusher:
+        return flusher_of(self.manager)
 
     def log(self, partition: int = 0, topic_id: TopicId = TOPIC_ID) -> PartitionLog:
         return self.manager.get_or_create(TOPIC, PartitionId(partition), topic_id)
 
     def flush(self) -> None:
-        self.manager._opened().flusher.flush_all()
+        self.flusher.flush_all()
 
     def close(self) -> None:
         self.manager.close(EPOCH)

@@ -50,6 +50,10 @@ class MemoryLog:
     def last_epoch(self) -> int:
         return self.epochs.last_epoch(len(self.entries))
 
+    @property
+    def epoch_entries(self) -> list[tuple[int, int]]:
+        return self.epochs.entries
+
     def note_dropped(self, offset: int) -> None:
         self.dropped_to = max(self.dropped_to, offset)
 

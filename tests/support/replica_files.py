@@ -15,13 +15,16 @@ from broker.record.batch import walk
 from broker.replication.replica_logs import REMOVED_MARK
 from raft_metadata.common.errors import CorruptionError
 from tests.support.replica_bytes import DIRECTORY, ROOT, entries_of, place
-from tests.support.replica_flusher import PowerCut
 from tests.support.replica_platters import Platters
 from tests.support.replica_rot import Rotting
 from tests.support.replication_invariants import Entry, Violation
 from tests.support.simulated_disk import SimulatedDisk
 
 QUARANTINE = f"{ROOT}/{FOLDER}/"
+
+
+class PowerCut(BaseException):
+    """The power went at this very call of the disk."""
 
 
 class ReplicaFiles(Rotting):
@@ -142,7 +145,7 @@ class ReplicaFiles(Rotting):
         with self.sound():
             return [
                 (header.base_offset, header.next_offset, header.leader_epoch)
-                for path, inode in self._files()
+                for path, inode in self.log_files()
                 if path in used
                 for _, header in walk(bytes(inode.cache))
             ]
@@ -153,7 +156,7 @@ class ReplicaFiles(Rotting):
         replayed = ProducerStates()
         used = {segment.log_path for segment in self.log.segments}
         with self.sound():
-            for path, inode in self._files():
+            for path, inode in self.log_files():
                 for _, header in walk(bytes(inode.cache)) if path in used else ():
                     if header.producer_id >= 0:
                         replayed.applied(header)

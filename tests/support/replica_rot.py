@@ -180,12 +180,14 @@ class Rotting:
         """If the damaged bytes are in use no more."""
         if self.rotted is not None and self.rotted.last >= 0:
             inode, position = self.rotted.inode, self.rotted.position
-            if position >= len(inode.cache) or all(inode is not each for _, each in self._files()):
+            if position >= len(inode.cache) or all(
+                inode is not each for _, each in self.log_files()
+            ):
                 self.rotted = None
 
     # what is there
 
-    def _files(self) -> list[tuple[str, Any]]:
+    def log_files(self) -> list[tuple[str, Any]]:
         start = DIRECTORY + "/"
         return [
             (path, self.disk.live[path])
@@ -196,7 +198,7 @@ class Rotting:
     def _batches(self) -> list[tuple[Any, int, BatchHeader]]:
         found = []
         with self.sound():
-            for _, inode in self._files():
+            for _, inode in self.log_files():
                 try:
                     found += [(inode, at, header) for at, header in walk(bytes(inode.cache))]
                 except BatchError:
@@ -209,7 +211,7 @@ class Rotting:
     def _lasting_proof(self) -> int:
         """Of bytes no power cut takes: without it nobody tells a rotten batch from a torn one."""
         proof = 0
-        for path, inode in self._files():
+        for path, inode in self.log_files():
             if self.disk.synced.get(path) is inode:
                 with suppress(BatchError):
                     for _, header in walk(bytes(inode.durable)):

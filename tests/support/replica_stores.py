@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.config import BrokerConfig
+from broker.log.directory_files import DirectoryFiles
 from broker.log.log_directory import LogConfig
 from broker.log.log_manager import LogManager
 from broker.log.partition_log import PartitionLog
@@ -30,6 +31,13 @@ from raft_metadata.common.ids import (
     TopicName,
 )
 from raft_metadata.image.metadata_image import MetadataImage
+from tests.support.doors.log import (
+    FlusherThread,
+    are_damage_marks_saved,
+    fail_all_logs,
+    flusher_of,
+    open_files_of,
+)
 from tests.support.replica_bytes import (
     NAME,
     TOPIC,
@@ -38,8 +46,7 @@ from tests.support.replica_bytes import (
     entries_of,
     place,
 )
-from tests.support.replica_files import ReplicaFiles
-from tests.support.replica_flusher import FlusherThread, PowerCut
+from tests.support.replica_files import PowerCut, ReplicaFiles
 from tests.support.replica_memory import StoreHost
 from tests.support.replication_invariants import Entry, Violation, agree
 
@@ -50,13 +57,13 @@ class ToldLog:
     """A `PartitionLog` as its `Partition` has it; the store is told of what changes its content."""
 
     def __init__(self, store: DiskStore, log: PartitionLog) -> None:
-        self._log = log
+        self.product_log = log
         self.append_as_follower = store.append_as_follower
         self.truncate_to = store.truncate_to
         self.start_over = store.start_over
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
+        return getattr(self.product_log, name)
 
 
 class DiskStore(ReplicaFiles):
@@ -105,7 +112,7 @@ class DiskStore(ReplicaFiles):
         """Whatever happens to the process, the damage is reported again."""
         if self.manager is None:
             return self.marked
-        return self.offline and bool(self.manager.unclean) and self.manager._marks.is_saved
+        return self.offline and bool(self.manager.unclean) and are_damage_marks_saved(self.manager)
 
     @property
     def failed(self) -> BaseException | None:
@@ -140,8 +147,8 @@ class DiskStore(ReplicaFiles):
             max_open_segments=self.host.rng.choice((1, 2, 64)),
             default_config=LogConfig(segment_bytes=self.segment_bytes),
         )
-        self.manager._files.indexes.limit_bytes = 0  # none but the last used one is kept
-        is_noted = bool(self.manager._directory_files.read_damaged())
+        open_files_of(self.manager).indexes.limit_bytes = 0  # none but the last used one is kept
+        is_noted = bool(DirectoryFiles(self.disk, self.manager.root).read_damaged())
         if self.marked and self.has_directory() and not is_noted:
             raise Violation("rule R6", f"broker {self.id}: the mark of damage is gone, its log not")
         try:
@@ -154,7 +161,7 @@ class DiskStore(ReplicaFiles):
         except Exception as error:
             raise Violation("rule Q5", f"broker {self.id} can't start: {error!r}") from error
         self.keeper = ReplicaLogs(self.config, IncarnationId(incarnation), self.manager)
-        self.thread = FlusherThread(self.manager._opened().flusher)
+        self.thread = FlusherThread(flusher_of(self.manager))
         self.log = None
         opened = self.recovered = self.manager.get(TOPIC, ZERO)
         if opened is None:
@@ -339,9 +346,9 @@ class DiskStore(ReplicaFiles):
     def close(self, broker_epoch: BrokerEpoch | None) -> None:
         """A shutdown in good order; it is not believed if anything failed meanwhile."""
         assert self.manager is not None
-        while self.thread.tokens is not None or self.thread.flusher._finished:
+        while not self.thread.is_idle:
             self.thread.step()
-        self.thread.flusher._thread = None
+        self.thread.detach()
         self.manager.close(broker_epoch)
         self.stop(power=self.host.rng.random() < 0.5)
 
@@ -412,13 +419,12 @@ class DiskStore(ReplicaFiles):
         self.manager.flush_dirty()
         try:
             removals = self.manager.removals
-            removals._now_ms += 600_000
             removals.rename_some()
-            removals._unlink(removals._due())
+            removals.unlink(removals.take_due(600_000))
             self.manager.checkpoint_high_watermarks()
         except OSError as error:
             if error.errno not in DISK_FULL:
-                self.manager._fail_all(error)
+                fail_all_logs(self.manager, error)
 
 
 def _named(claim: Claim | None) -> dict[str, int]:

@@ -151,4 +151,4 @@ def size_of(store: MemoryStore | DiskStore) -> int:
     """Bytes in the files of a log, as a reader of the disk finds them."""
     if isinstance(store, MemoryStore):
         return len(store.mirror)
-    return sum(len(inode.cache) for _, inode in store._files())
+    return sum(len(inode.cache) for _, inode in store.log_files())

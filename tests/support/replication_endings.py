@@ -266,4 +266,4 @@ def clipped(epochs: list[tuple[int, int]], start: int) -> list[tuple[int, int]]:
 
 def live_epochs(log: Any) -> list[tuple[int, int]]:
     """The cache of a log, without a reign that has no record: that does not survive a restart."""
-    return [(epoch, at) for epoch, at in log._epochs.entries if at < log.log_end_offset]
+    return [(epoch, at) for epoch, at in log.epoch_entries if at < log.log_end_offset]

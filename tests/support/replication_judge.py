@@ -345,7 +345,7 @@ class Judge:
 
     def _check_ends(self, broker: Broker, partition: Partition) -> None:
         t, seen, start = self.tally, len(self.exposed), self.start
-        log: Any = getattr(partition.log, "_log", partition.log)
+        log: Any = getattr(partition.log, "product_log", partition.log)
         log_start, high_watermark = log.log_start_offset, partition.high_watermark
         ends = (high_watermark, log.durable_end, log.log_end_offset)
         standing = (partition.role.epoch, partition.agreed_epoch, log.last_epoch)
@@ -480,9 +480,8 @@ class Judge:
         for broker in replicas:
             assert broker.partition is not None
             log = broker.partition.log
-            cache = (log.epochs if not broker.store.real else log._log._epochs).entries
             check.l11_cache_is_the_logs(
-                self.tally, cache, broker.store.mirror, log.log_start_offset, broker.id
+                self.tally, log.epoch_entries, broker.store.mirror, log.log_start_offset, broker.id
             )
             for other in replicas:
                 assert other.partition is not None

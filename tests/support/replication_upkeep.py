@@ -18,6 +18,7 @@ from broker.replication.cleaning import make_cleaner
 from broker.replication.leader_state import LeaderState
 from broker.replication.log_start_manager import LogTrimming
 from broker.server.lifecycle import ControllerClock
+from tests.support.doors.log import drive_cleaner, set_pace_of_cleaner
 from tests.support.replication_hosted import Clock, Hosted
 from tests.support.replication_invariants import Violation
 from tests.support.replication_topics import CLOCK_DIFFERENCE_MS
@@ -58,8 +59,8 @@ class Upkeep:
         config = replace(store.config, limits=limits)
         trusted = self.is_clock_trusted
         self.cleaner = make_cleaner(config, manager, hosted, clock, trusted)
-        self.cleaner._rate = self._pace  # type: ignore[assignment]
-        self.cleaner._drive = _drive  # type: ignore[method-assign]
+        set_pace_of_cleaner(self.cleaner, self._pace)
+        drive_cleaner(self.cleaner, _drive)
         self.trimming = LogTrimming(config, hosted, manager, clock, trusted)
         self.trimming._durable = _at_once  # type: ignore[method-assign]
         self._pass: Coroutine[Work, None, None] | None = None
@@ -88,15 +89,13 @@ class Upkeep:
         log = self._broker.store.log
         if self._broker.partition is None or log is None:
             return
-        before, segments = log._requested_log_start, [(s.next_offset, s.size) for s in log.segments]
+        before, segments = log.requested_log_start, [(s.next_offset, s.size) for s in log.segments]
         leads = isinstance(self._broker.role, LeaderState)
         with suppress(StopIteration):
             self.trimming.look_at_all().send(None)
-        if log._requested_log_start > before and leads:
+        if log.requested_log_start > before and leads:
             self._world.counts["retained"] += 1
-            self._world.judge.keys.retained(
-                self._broker, before, log._requested_log_start, segments
-            )
+            self._world.judge.keys.retained(self._broker, before, log.requested_log_start, segments)
 
     # the cleaner
 
@@ -195,6 +194,6 @@ def state_under_way(log: PartitionLog) -> int:
     """How far a pass that is being noted as done has cleaned the log; 0: none is."""
     pending = None if log.stored is None else log.stored.pending
     known = 0 if log.stored is None else log.stored.cleaned.cleaned_to
-    if isinstance(pending, StateChange) and pending._state.cleaned_to > known:
-        return pending._state.cleaned_to
+    if isinstance(pending, StateChange) and pending.state.cleaned_to > known:
+        return pending.state.cleaned_to
     return 0

@@ -22,7 +22,7 @@ from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import BrokerEpoch, BrokerId
 from raft_metadata.records.commands import BrokerHeartbeat
 from raft_metadata.records.records import BrokerState
-from tests.support.replica_flusher import PowerCut
+from tests.support.replica_files import PowerCut
 from tests.support.replica_stores import SEGMENT_BYTES
 from tests.support.replication_broker import Broker, Writer
 from tests.support.replication_controller import HERE, Controller

@@ -12,6 +12,7 @@ from broker.log.retention import DoubtedTimes, RetentionConfig
 from broker.log.segment import Segment
 from broker.server.lifecycle import CARRIED_MAX_MS, LOOK_AGAIN_MS, ControllerClock
 from raft_metadata.common.ids import BrokerEpoch, NodeId
+from tests.support.doors.replication import doubted_times_of
 from tests.support.logs import append
 from tests.unit.test_log_retention import NOW_MS, YEAR_MS, Hosted, TwoClocks
 
@@ -253,7 +254,8 @@ async def test_rule_r10_a_time_from_the_future_casts_no_doubt_on_what_follows(
     await written(host, NOW_MS + YEAR_MS)
     await host.trimming.look_at_all()
     await written(host, host.clock.wall)
-    ages = host.trimming._doubted.ages(host.log.segments, host.clock.wall, host.clock.mono)
+    doubted = doubted_times_of(host.trimming)
+    ages = doubted.ages(host.log.segments, host.clock.wall, host.clock.mono)
     assert list(ages) == [host.log.segments[0].path]
 
 

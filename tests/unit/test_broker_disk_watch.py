@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from broker.server.lifecycle import DiskStallWatch, WatchedDisk
+from raft_metadata.common.disk import Disk
 
 SILENCE_MS, LOOK_MS = 1500, 100
 
@@ -85,17 +88,19 @@ def test_rule_m7_a_process_that_stood_still_blames_no_disk() -> None:
     assert syncs.pass_by(SILENCE_MS), "but if it still has not, it is silent"
 
 
-def test_a_disk_tells_the_oldest_sync_of_all_threads(tmp_path: Path) -> None:
+def test_a_disk_tells_the_oldest_sync_of_all_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    class Hanging(WatchedDisk):
-        def wait(self, fd: int) -> None:
-            begun.set()
-            assert go_on.wait(10)
+    def hang(_disk: Disk, _fd: int) -> None:
+        begun.set()
+        assert go_on.wait(10)
 
-    disk = Hanging()
+    monkeypatch.setattr(Disk, "sync_names", hang)
+    disk = WatchedDisk()
     assert disk.oldest_sync() is None
-    thread = threading.Thread(target=lambda: disk._watched(disk.wait, 0))
+    thread = threading.Thread(target=disk.sync_names, args=(0,))
     thread.start()
     assert begun.wait(10)
     hanging = disk.oldest_sync()

@@ -22,12 +22,14 @@ from raft_metadata.records.records import (
     PartitionChangeRecord,
     ResourceType,
 )
+from tests.support.doors.log import flusher_of
 from tests.support.hosted_replicas import (
     FIRST_ID,
     ME,
     OTHER,
     SECOND_ID,
     ZERO,
+    config_of,
     created,
     hosted,
     images,
@@ -179,7 +181,7 @@ def test_followers_take_changed_configs_as_leaders_do(tmp_path: Path) -> None:
     assert log.durable_end == 0
     host.learn(of_topic("flush", "ack"))
     assert host.log_config.flush_before_ack
-    host.logs._opened().flusher.flush_all()
+    flusher_of(host.logs).flush_all()
     assert log.durable_end == 1, "the flusher was asked"
     assert host.log_config.segment_bytes == 4096
 
@@ -219,7 +221,7 @@ def test_a_min_isr_above_the_isr_refuses_acks_all_at_once(tmp_path: Path) -> Non
     with pytest.raises(KafkaError) as caught:
         partition.check_may_append(all_replicas=True)
     assert caught.value.code is ErrorCode.NOT_ENOUGH_REPLICAS
-    host.logs._opened().flusher.flush_all()
+    flusher_of(host.logs).flush_all()
     assert fates == [], "what was appended before waits as well"
     host.learn(of_topic("min.insync.replicas", None))
     assert fates == [AppendOutcome.OK]
@@ -227,7 +229,7 @@ def test_a_min_isr_above_the_isr_refuses_acks_all_at_once(tmp_path: Path) -> Non
 
 def test_what_requests_ask_for_is_the_newest_images(tmp_path: Path) -> None:
     host = Host(tmp_path)
-    configs = LiveConfigs(host.manager._config)
+    configs = LiveConfigs(config_of(tmp_path))
 
     def limit() -> int:
         return configs.max_message_bytes(host.manager.image, FIRST_ID)
@@ -246,7 +248,7 @@ def test_what_requests_ask_for_is_the_newest_images(tmp_path: Path) -> None:
 def test_times_far_from_now_are_refused_where_the_topic_says_so(tmp_path: Path) -> None:
     """KIP-937: both ends are taken; who gives no time has the broker's, and is always in time."""
     host = Host(tmp_path)
-    configs, topic = LiveConfigs(host.manager._config), host.manager.image.topics[FIRST_ID]
+    configs, topic = LiveConfigs(config_of(tmp_path)), host.manager.image.topics[FIRST_ID]
     before, after = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"
     times = [None, 1_000, 999, 2_000, 2_001, 0]
     fields = [b"{}" if at is None else b'{"timestamp":%d}' % at for at in times]

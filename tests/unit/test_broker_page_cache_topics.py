@@ -18,11 +18,13 @@ from raft_metadata.records.records import (
     RemoveTopicRecord,
     ResourceType,
 )
+from tests.support.doors.log import flusher_of
 from tests.support.hosted_replicas import (
     FIRST_ID,
     ME,
     SECOND_ID,
     ZERO,
+    config_of,
     created,
     hosted,
     images,
@@ -49,7 +51,7 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.logs, self.manager = hosted(folder, "me")
-        self.noted = PageCacheTopics(self.manager._config, self.logs)
+        self.noted = PageCacheTopics(config_of(self.folder), self.logs)
         self.noted.read()
         self.batches: list[tuple[MetadataRecord, ...]] = []
         self.learn(registered(ME, 0, "me"))
@@ -68,7 +70,7 @@ class Host:
 
     def at_next_start(self) -> Set[TopicId] | None:
         """What the next life would go by."""
-        again = PageCacheTopics(self.manager._config, self.logs)
+        again = PageCacheTopics(config_of(self.folder), self.logs)
         again.read()
         return again.at_start
 
@@ -79,7 +81,7 @@ class Host:
 
     def reported(self, *, cache_is_kept: bool = False) -> tuple[TopicIdPartition, ...]:
         found = unclean_partitions(
-            self.manager._config,
+            config_of(self.folder),
             self.logs,
             self.image,
             cache_is_kept=cache_is_kept,
@@ -105,7 +107,7 @@ async def test_rule_r6_what_was_acknowledged_under_os_counts_as_os_until_it_is_d
     running = asyncio.get_running_loop().create_task(host.noted.run())
     await asyncio.sleep(0.02)
     assert host.in_the_file() == {FIRST_ID}, "not while it is not synced"
-    host.logs._opened().flusher.flush_all()
+    flusher_of(host.logs).flush_all()
     assert log.durable_end == 1
     await until(lambda: not host.in_the_file())
     assert host.reported() == ()
@@ -141,7 +143,7 @@ def test_rule_r6_a_topic_that_became_os_since_was_ack_when_the_power_failed(
     before = host.at_next_start()
     assert before == set(), "noted, if only that there is none"
     host.learn(flush("os"))
-    config, logs = host.manager._config, host.logs
+    config, logs = config_of(tmp_path), host.logs
     found = unclean_partitions(config, logs, host.image, cache_is_kept=False, page_cached=before)
     assert not found
     unknown = unclean_partitions(config, logs, host.image, cache_is_kept=False)
@@ -152,7 +154,7 @@ def test_what_earlier_lives_noted_is_kept_and_a_damaged_file_is_refused(tmp_path
     host = Host(tmp_path)
     host.learn(flush("os"))
     host.logs.close(None)
-    again = PageCacheTopics(host.manager._config, host.logs)
+    again = PageCacheTopics(config_of(tmp_path), host.logs)
     again.read()
     assert again.named == {FIRST_ID}
     for rotten, why in ((b"rotten", "its checksum"), (encode_checkpoint({"a": 1}), "a list of")):

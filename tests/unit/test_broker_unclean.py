@@ -36,6 +36,7 @@ from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 from raft_metadata.records.commands import BrokerRegistered, RegisterBroker
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionRange, PartitionSet
 from raft_metadata.records.records import ResourceType
+from tests.support.doors.log import FlusherThread, flusher_of
 from tests.support.logs import append
 from tests.support.registered import partition
 from tests.support.simulated_disk import SimulatedDisk
@@ -185,15 +186,15 @@ def test_rule_q2_the_page_cache_is_given_up_before_a_failure_is_told(operation: 
     logs.open()
     log = logs.get_or_create(TopicName("t"), PartitionId(0), OS)
     append(log, ["a"])
-    flusher = logs._opened().flusher
+    flusher = flusher_of(logs)
     flusher.flush_all()
+    thread = FlusherThread(flusher)
     append(log, ["b"])
     if operation == "sync_filesystem":
         flusher.sync_files_max = 0
-    flusher._wanted.update(dict.fromkeys(logs.logs()))
     disk.fail_once(operation)
-    failure = flusher._work(flusher._take())
-    assert isinstance(failure, OSError)
+    thread.work()
     assert told == ["cache lost"], "on the flusher's thread, before the loop hears of it"
-    flusher._poison(failure)
+    thread.step()
     assert told[-1] == "failed"
+    assert isinstance(flusher.failed, OSError)

@@ -35,6 +35,7 @@ from tests.support.compaction_model import (
     read_all,
     run_here,
 )
+from tests.support.doors.log import set_pace_of_pass
 from tests.support.logs import Life, offset_for_timestamp
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -441,7 +442,7 @@ def test_a_cleaner_that_is_told_to_stop_leaves_nothing_behind(
             raise CleaningStopped
 
     one = cleaning(log, 10_000)
-    one._pace = pace
+    set_pace_of_pass(one, pace)
     with pytest.raises(CleaningStopped):
         run_here(one.steps())
     assert read_all(log, 0, 500) == before

@@ -47,8 +47,8 @@ def unlink_later(disk: SimulatedDisk) -> list[str]:
 
 def unlink_due(life: Life) -> None:
     removals = life.manager.removals
-    while due := removals._due():
-        removals._unlink(due)
+    while due := removals.take_due(0):
+        removals.unlink(due)
 
 
 def begun(batches: int = 18) -> tuple[SimulatedDisk, Life, list[object]]:

@@ -40,6 +40,7 @@ from tests.support.hosted_replicas import (
     ORDERS,
     OTHER,
     ZERO,
+    config_of,
     created,
     hosted,
     images,
@@ -117,7 +118,7 @@ class Follower:
             self.image: MetadataImage = image
             self.manager.on_metadata_update(image)
         self.reads = FollowerReads(
-            self.manager._config,
+            config_of(data_dir),
             self.manager,
             cast("PeerChannel", self.peers),
             SystemClock(),

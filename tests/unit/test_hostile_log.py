@@ -87,7 +87,7 @@ def test_rule_r7_what_a_replica_remembers_of_its_leader_survives_a_crash() -> No
     three.follow(two, 21)
     dropped_to = three.log.dropped_to
     assert dropped_to == two.log.dropped_to
-    disk = three.life.manager._disk
+    disk = three.life.disk
     assert isinstance(disk, SimulatedDisk)
     disk.cut_power(random.Random(1))
     assert Life(disk, COMPACTED).log().dropped_to == dropped_to
@@ -455,7 +455,7 @@ def test_a_log_of_a_deleted_topic_is_not_rolled_into_its_successor() -> None:
     manager = SimpleNamespace(replicas=lambda: [old], replica=lambda _: None)
     starts = LogTrimming(_TIMES, manager, life.manager, SystemClock(), lambda: True)  # type: ignore[arg-type]
     asyncio.run(starts.look_at_all())
-    names = life.manager._disk.names(successor.directory)
+    names = life.disk.names(successor.directory)
     assert [name for name in names if name.endswith(".log")] == ["0" * 20 + ".log"]
 
 

@@ -15,6 +15,7 @@ from broker.server.local_partitions import LocalPartitions
 from broker.server.requests import ACKS_ALL
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import Claim
+from tests.support.doors.log import batches_to_undo, forbid_producer_replay
 from tests.support.logs import Life, append
 from tests.support.logs import records as values
 from tests.support.simulated_disk import SimulatedDisk
@@ -99,10 +100,6 @@ def _write(log: PartitionLog, numbers: range) -> None:
         )
 
 
-def _no_reading(*_: object) -> ProducerStates:
-    raise AssertionError("the loop waits while a segment's headers are read")
-
-
 def test_invariant_t4_a_deposed_leader_takes_a_second_of_batches_back_without_reading_its_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -112,7 +109,7 @@ def test_invariant_t4_a_deposed_leader_takes_a_second_of_batches_back_without_re
     _write(log, range(500))
     log.high_watermark = 500
     _write(log, range(500, 2_500))
-    monkeypatch.setattr("broker.log.log_producers._Replay", _no_reading)
+    forbid_producer_replay(monkeypatch)
     log.truncate_to(600)
     assert log.producers is not None
     known = log.producers.get(7)
@@ -133,8 +130,10 @@ def test_invariant_t4_after_a_crash_what_is_not_committed_can_be_taken_back_and_
     log = Life(disk).log()
     assert (log.log_end_offset, log.high_watermark) == (1_500, 1_000)
     assert log.producers is not None
-    assert len(log.producers._undo) == 500, "memory of what is committed would be kept for ever"
-    monkeypatch.setattr("broker.log.log_producers._Replay", _no_reading)
+    assert batches_to_undo(log.producers) == 500, (
+        "memory of what is committed would be kept for ever"
+    )
+    forbid_producer_replay(monkeypatch)
     log.truncate_to(1_001)
     known = log.producers.get(7)
     assert known is not None

@@ -20,10 +20,16 @@ from broker.log.index import (
     open_index,
 )
 from broker.log.log_directory import LogConfig
-from broker.log.segment import Segment
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError
 from tests.support.compaction_model import append_keyed, clean
+from tests.support.doors.log import (
+    forbid_index_rebuild,
+    index_bytes_in_memory,
+    index_from_headers,
+    open_files_of,
+    segments_with_index_in_memory,
+)
 from tests.support.logs import Life, append, offset_for_timestamp, values_of
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.stepped_log import step_by_step
@@ -35,39 +41,29 @@ if TYPE_CHECKING:
 
 SMALL = LogConfig(segment_bytes=60_000)
 LIMIT_BYTES = 2_500
-_rebuild = Segment._rebuild_index
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "BLOCK_ENTRIES", 4)
-    monkeypatch.setattr(index, "_BLOCK_BYTES", 4 * ENTRY_BYTES)
+    monkeypatch.setattr(index, "BLOCK_BYTES", 4 * ENTRY_BYTES)
 
 
 @pytest.fixture
 def no_walks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading an index back must never mean walking the segment."""
-
-    def walk(segment: Segment, *_: object) -> OffsetIndex:
-        raise AssertionError(f"{segment.path} is walked")
-
-    monkeypatch.setattr(Segment, "_rebuild_index", walk)
+    forbid_index_rebuild(monkeypatch)
 
 
 def opened(disk: SimulatedDisk, config: LogConfig = SMALL, limit: int = LIMIT_BYTES) -> Life:
     life = Life(disk, config)
-    life.manager._files.indexes.limit_bytes = limit
+    open_files_of(life.manager).indexes.limit_bytes = limit
     return life
 
 
 def fill(log: PartitionLog, batches: int, size: int = 1_000, mark: str = "") -> None:
     for number in range(batches):
         append(log, [f"{mark}{number}" + "x" * size], now_ms=log.log_end_offset)
-
-
-def in_memory(segment: Segment) -> int:
-    held = [each for each in (segment._index, segment._stored_index) if each is not None]
-    return sum(each.held_bytes for each in held)
 
 
 class Checked:
@@ -127,23 +123,26 @@ class Checked:
         assert offset_for_timestamp(log, stamp) == next(later, None)
 
     def check(self) -> None:
-        log, indexes = self.log, self.life.manager._files.indexes
+        log, files = self.log, open_files_of(self.life.manager)
+        indexes = files.indexes
         assert (log.log_start_offset, log.log_end_offset) == (self.start, len(self.records))
-        assert set(indexes._held) <= set(log.segments), "segments that are gone are held on to"
-        held = {segment: in_memory(segment) for segment in log.segments}
+        assert set(segments_with_index_in_memory(indexes)) <= set(log.segments), (
+            "segments that are gone are held on to"
+        )
+        held = {segment: index_bytes_in_memory(segment) for segment in log.segments}
         may_go = sum(size for segment, size in held.items() if segment.is_index_written)
         assert may_go == indexes.held_bytes
         assert may_go <= max([LIMIT_BYTES, *held.values()])
         filled = [segment for segment in held if segment.size]  # the next flush seals the others
         must_stay = [segment for segment in filled if not segment.is_index_written]
         assert must_stay in ([], filled[-1:]), "flushed, and still held on to"
-        whole = [_rebuild(s, self.disk, self.life.manager._files.use(s)) for s in log.segments]
+        whole = [index_from_headers(s, self.disk, files.use(s)) for s in log.segments]
         self.most = max(self.most, len(log.segments))
         self.sealed_bytes = max(self.sealed_bytes, sum(each.held_bytes for each in whole))
         for segment, entries in zip(log.segments, whole, strict=True):
             for offset in range(segment.base_offset, segment.next_offset, 7):
                 expected = entries.position_for(offset - segment.base_offset)
-                assert segment.position_for(self.life.manager._files, offset) == expected
+                assert segment.position_for(files, offset) == expected
 
     def run(self, steps: int) -> None:
         kinds = [self.append, self.append, self.append, self.read, self.read]
@@ -176,19 +175,19 @@ def test_an_index_that_is_not_in_its_file_stays_in_memory() -> None:
     life = opened(disk, limit=0)
     log = life.log()
     fill(log, 130)
-    files = life.manager._files
-    assert [in_memory(segment) > 0 for segment in log.segments] == [True] * 3
+    files = open_files_of(life.manager)
+    assert [index_bytes_in_memory(segment) > 0 for segment in log.segments] == [True] * 3
     disk.before = full_for_indexes
     life.flush()
     assert len(files.indexes) == 0
     assert values_of(log, 100)
-    assert [in_memory(segment) > 0 for segment in log.segments] == [True] * 3
+    assert [index_bytes_in_memory(segment) > 0 for segment in log.segments] == [True] * 3
     disk.before = None
     append(log, ["more"])
     life.flush()
     assert values_of(log, 0)
-    assert [in_memory(segment) > 0 for segment in log.segments] == [False, True, True]
-    assert list(files.indexes._held) == log.segments[1:2]
+    assert [index_bytes_in_memory(segment) > 0 for segment in log.segments] == [False, True, True]
+    assert segments_with_index_in_memory(files.indexes) == log.segments[1:2]
 
 
 @pytest.mark.usefixtures("no_walks")
@@ -202,11 +201,11 @@ def test_a_cut_takes_the_index_along_and_other_records_get_one_of_their_own() ->
     first, size = log.segments[0], log.segments[0].size
     assert values_of(log, 100)
     assert first.is_index_written
-    assert not in_memory(first)
+    assert not index_bytes_in_memory(first)
     log.truncate_to(10)
     assert not first.is_index_written
     assert not disk.exists(first.index_path)
-    assert len(life.manager._files.indexes) == 0
+    assert len(open_files_of(life.manager).indexes) == 0
     # Larger batches at first, then smaller ones: the same size and end, other places.
     ends = log.segments[0].next_offset, first.size
     fill(log, 5, 1_500, mark="b")
@@ -240,7 +239,7 @@ def test_rule_q3_a_seal_that_is_reported_after_a_cut_says_nothing_of_the_index()
     expected = values_of(log)
     flusher.report()
     assert not any(segment.is_index_written for segment in log.segments)
-    assert len(life.manager._files.indexes) == 0
+    assert len(open_files_of(life.manager).indexes) == 0
     assert values_of(log) == expected
 
 
@@ -254,12 +253,12 @@ def test_a_log_that_is_opened_takes_its_index_into_memory_when_it_is_first_writt
     disk.kill()
     life = opened(disk)
     log = life.log()
-    assert not in_memory(log.segments[-1])
+    assert not index_bytes_in_memory(log.segments[-1])
     assert len(values_of(log)) == 40
     fill(log, 5)
     assert not log.segments[-1].is_index_written
     assert len(values_of(log)) == 45
-    assert len(life.manager._files.indexes) == 0
+    assert len(open_files_of(life.manager).indexes) == 0
     life.close()
     disk.kill()
     calls = len(disk.calls)
@@ -275,7 +274,7 @@ def test_a_log_that_is_opened_takes_its_index_into_memory_when_it_is_first_writt
 def test_nothing_holds_on_to_segments_that_are_gone(how: str) -> None:
     disk = SimulatedDisk()
     life = opened(disk, limit=20_000)
-    log, indexes = life.log(), life.manager._files.indexes
+    log, indexes = life.log(), open_files_of(life.manager).indexes
     fill(log, 300)
     life.flush()
     assert len(values_of(log)) == 300
@@ -316,8 +315,10 @@ def test_a_compacted_segment_lets_go_of_its_index_once_that_is_in_its_file(is_fu
     new = [segment for segment in log.segments if segment not in old]
     assert new
     assert [segment.is_index_written for segment in new] == [not is_full] * len(new)
-    assert [in_memory(segment) > 0 for segment in new] == [is_full] * len(new)
-    assert set(life.manager._files.indexes._held) <= set(log.segments)
+    assert [index_bytes_in_memory(segment) > 0 for segment in new] == [is_full] * len(new)
+    assert set(segments_with_index_in_memory(open_files_of(life.manager).indexes)) <= set(
+        log.segments
+    )
     assert values(log) == values_of_all[-len(values(log)) :]
 
 
@@ -343,7 +344,7 @@ def test_a_damaged_index_is_rebuilt_and_stays_in_memory(at: int) -> None:
     life.flush()
     values_of(log, 100)
     first = log.segments[0]
-    assert not in_memory(first)
+    assert not index_bytes_in_memory(first)
     inode = disk.live[first.index_path]
     assert inode is not None
     inode.cache[at] ^= 1
@@ -354,7 +355,7 @@ def test_a_damaged_index_is_rebuilt_and_stays_in_memory(at: int) -> None:
     disk.unlink(log.segments[1].index_path)
     values_of(log, 120)
     assert len(values_of(log)) == 130
-    assert [in_memory(segment) > 0 for segment in log.segments] == [True] * 3
+    assert [index_bytes_in_memory(segment) > 0 for segment in log.segments] == [True] * 3
 
 
 def test_every_byte_of_an_index_file_is_checked_before_it_is_believed(tmp_path: Path) -> None:

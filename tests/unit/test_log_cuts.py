@@ -20,6 +20,7 @@ from broker.record.batch import RecordFormat
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import KafkaError, Outcome
 from raft_metadata.common.ids import Claim
+from tests.support.doors.log import log_directory_of
 from tests.support.logs import Life, append, records, values_of
 from tests.support.simulated_disk import Inode, SimulatedDisk
 
@@ -281,7 +282,7 @@ def test_invariant_t4_producers_are_read_in_turns_of_the_loop_before_a_cut(
     fill(log)
     life.flush()
     turns: list[Callable[[], bool]] = []
-    log._shared.call_each_turn = turns.append
+    log_directory_of(life.manager).call_each_turn = turns.append
     before = standing(log)
     with pytest.raises(KafkaError, match="producers are read"):
         log.truncate_to(30)
@@ -309,7 +310,7 @@ def test_what_was_read_for_another_cut_is_not_taken(monkeypatch: pytest.MonkeyPa
     log = life.log()
     fill(log)
     turns: list[Callable[[], bool]] = []
-    log._shared.call_each_turn = turns.append
+    log_directory_of(life.manager).call_each_turn = turns.append
     with pytest.raises(KafkaError):
         log.truncate_to(30)
     while not turns[0]():
@@ -327,13 +328,13 @@ def test_what_was_read_for_another_cut_is_not_taken(monkeypatch: pytest.MonkeyPa
     log = again.log()
     assert log.producers is not None
     log.producers.committed(20)
-    log._shared.call_each_turn = turns.append
+    log_directory_of(again.manager).call_each_turn = turns.append
     with pytest.raises(KafkaError):
         log.truncate_to(15)
-    opened = len(again.manager._files)
+    opened = again.manager.open_segments
     log.close()
     assert turns[-1](), "it ends with the log"
-    assert len(again.manager._files) < opened, "and opens no file of it again"
+    assert again.manager.open_segments < opened, "and opens no file of it again"
 
 
 async def test_on_a_running_loop_the_cut_is_made_when_it_is_asked_for_again(
@@ -396,7 +397,7 @@ def test_rule_q5_a_power_cut_amid_a_start_over_backwards_leaves_no_damage(
             disk = SimulatedDisk()
             life = Life(disk, CONFIG)
             log = life.log()
-            disk.sync_filesystem(life.manager._lock)
+            disk.sync_filesystem(disk.open_directory(life.manager.root))
             log.start_over(10)
             life.flush()
             fill(log)
@@ -436,7 +437,7 @@ def test_rule_q5_a_new_log_that_starts_over_backwards_proves_nothing_before_its_
         disk = SimulatedDisk()
         life = Life(disk)
         log = life.log()
-        disk.sync_filesystem(life.manager._lock)
+        disk.sync_filesystem(disk.open_directory(life.manager.root))
         append(log, ["a", "b", "c"])
         log.start_over(2)
         assert log.durable_end == 0

@@ -16,8 +16,8 @@ from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import KafkaError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
 from tests.support.compaction_model import append_keyed
+from tests.support.doors.log import FlusherThread, drive_cleaner
 from tests.support.logs import EPOCH, TOPIC_ID, Life, append, values_of
-from tests.support.replica_flusher import FlusherThread
 from tests.support.simulated_disk import SimulatedDisk
 
 KEY = TopicIdPartition(TOPIC_ID, PartitionId(0))
@@ -93,13 +93,12 @@ def test_rule_q3_no_round_begins_amid_a_cut_because_descriptors_are_short() -> N
     append(log, ["a"])
     log.request_flush()
     life.flush()  # so that its descriptor goes to the next ones
-    flusher = life.manager._opened().flusher
-    thread = FlusherThread(flusher)
+    thread = FlusherThread(life.flusher)
     for value in ("b", "c", "d"):
         append(log, [value])
     log.truncate_to(1)
-    assert all(token.end_offset <= 1 for token in flusher._in_flight)
-    for token in flusher._in_flight:
+    assert all(token.end_offset <= 1 for token in thread.in_flight)
+    for token in thread.in_flight:
         assert all(fd in disk.descriptors for fd in token.descriptors)
     for _ in range(4):
         thread.step()
@@ -155,9 +154,8 @@ def test_rule_q3_a_log_that_is_cut_amid_a_pass_of_the_cleaner_is_not_taken_for_d
             log.truncate_to(1)
             work()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cleaner, "_drive", drive)
-        asyncio.run(cleaner.clean(log))
+    drive_cleaner(cleaner, drive)
+    asyncio.run(cleaner.clean(log))
     assert cleaner.skipped_logs == {}
     assert cleaner.totals.cleanings == 0
 

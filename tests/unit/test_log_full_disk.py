@@ -21,6 +21,7 @@ from broker.log.log_directory import LogConfig
 from broker.record.batch import RecordFormat
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome, StorageError
 from raft_metadata.common.ids import Claim
+from tests.support.doors.log import log_directory_of, open_files_of
 from tests.support.logs import Life, append, flush_each, records, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -220,7 +221,7 @@ def test_rule_q2_an_io_error_of_any_sync_fails_the_directory() -> None:
     for call in ("sync_data", "sync_file", "sync_directory", "sync_filesystem"):
         disk = SimulatedDisk()
         life = Life(disk, SMALL)
-        life.manager._opened().flusher.sync_files_max = 0 if call == "sync_filesystem" else 100
+        life.flusher.sync_files_max = 0 if call == "sync_filesystem" else 100
         append(life.log(), ["a"])
         disk.fail_once(call)
         with pytest.raises(StorageError):
@@ -276,7 +277,7 @@ def test_many_more_partitions_than_descriptors(*, ack: bool) -> None:
         assert all(log.durable_end == log.log_end_offset == turn + 1 for log in logs)
     assert life.failures == []
     assert all(len(values_of(log)) == 3 for log in logs)
-    assert len(life.manager._files) <= 30
+    assert life.manager.open_segments <= 30
     life.close()
     disk.kill()
     reopened = Life(disk, config, open_files=30)
@@ -295,7 +296,7 @@ def test_a_process_out_of_descriptors_refuses_and_goes_on() -> None:
     life.flush()  # with more files than it syncs each by itself: syncfs needs no descriptor
     assert all(log.durable_end == 1 for log in logs)
     append(logs[0], ["b"])
-    life.manager._opened().flusher.sync_files_max = 100
+    life.flusher.sync_files_max = 100
     append(life.log(40), ["new"])  # what is synced gives its descriptors up
     disk.most = 0
     life.flush()
@@ -313,21 +314,22 @@ async def test_rule_q6_an_unsynced_file_keeps_its_descriptor_and_is_synced_soon(
     the loop's next turn: it may be amid a cut now (rule Q3)."""
     disk = SimulatedDisk()
     life = Life(disk, LogConfig(flush_before_ack=False), open_files=16)
-    life.manager._loop = asyncio.get_running_loop()
+    life.manager.start(asyncio.get_running_loop())
     logs = [life.log(number) for number in range(40)]
     for log in logs:
         append(log, ["a"])
     assert all(log.segments[0].fd >= 0 for log in logs)
-    assert life.manager._opened().dirty == set(logs), "not at once"
+    dirty = log_directory_of(life.manager).dirty
+    assert dirty == set(logs), "not at once"
     await asyncio.sleep(0)
-    assert not life.manager._opened().dirty, "a flush was asked for before its time"
+    assert not dirty, "a flush was asked for before its time"
     life.flush()
     append(life.log(41), ["b"])
     life.manager.flush_dirty()
     life.flush()
     for log in logs:
         assert values_of(log) == ["a"]
-    assert len(life.manager._files) <= 40
+    assert life.manager.open_segments <= 40
 
 
 # written whole, or not at all
@@ -475,7 +477,7 @@ def test_a_read_without_a_free_descriptor_fails_the_read_not_the_broker(
     life = Life(disk, LogConfig(segment_bytes=1024))
     log = life.log()
     flush_each(life, log, [f"{n}" + "x" * 500 for n in range(4)])
-    life.manager._files.forget(log.segments[0])
+    open_files_of(life.manager).forget(log.segments[0])
 
     def no_descriptor(path: str, *, create: bool = False) -> int:
         raise OSError(errno.EMFILE, f"too many open files: {path} {create}")

@@ -77,8 +77,8 @@ def test_invariant_l22_no_batch_of_a_read_is_served_rotten(
         sound.append(bytes(piece.lines))
     segment = log.segments[0]
     where = positions[number] + at if at >= 0 else positions[number + 1] + at
-    (byte,) = life.manager._files.disk.read(segment.fd, 1, where)
-    life.manager._files.disk.write(segment.fd, bytes([byte ^ 1]), where)
+    (byte,) = life.disk.read(segment.fd, 1, where)
+    life.disk.write(segment.fd, bytes([byte ^ 1]), where)
     before, found = b"".join(sound[:number]), b""
     offset, size = 0, 1 << 20
     while offset < bases[number]:

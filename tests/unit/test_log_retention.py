@@ -24,7 +24,16 @@ from raft_metadata.common.ids import (
     PartitionEpoch,
     TopicIdPartition,
 )
-from tests.support.hosted_replicas import FIRST_ID, ME, ZERO, created, hosted, images, registered
+from tests.support.hosted_replicas import (
+    FIRST_ID,
+    ME,
+    ZERO,
+    config_of,
+    created,
+    hosted,
+    images,
+    registered,
+)
 from tests.support.logs import append, offset_for_timestamp, values_of
 
 if TYPE_CHECKING:
@@ -166,11 +175,11 @@ class Hosted:
         self.clock = TwoClocks()
         self.guard = ControllerClock(self.clock, 60_000)
         self.trimming = LogTrimming(
-            self.manager._config,
+            config_of(data_dir),
             self.manager,
             self.logs,
             self.clock,
-            self.guard.is_trusted,
+            self.is_clock_trusted,
             lambda: self.guard.ahead_ms() is not None,
         )
         for image in images((registered(ME, 0, "i"),), created(FIRST_ID, (ME,))):
@@ -180,6 +189,9 @@ class Hosted:
 
     def controller_says(self, ahead_ms: int) -> None:
         self.guard.note_controller_time(self.clock.wall + ahead_ms, self.clock.mono)
+
+    def is_clock_trusted(self) -> bool:
+        return self.guard.is_trusted()
 
     @property
     def log(self) -> PartitionLog:
@@ -250,7 +262,6 @@ async def test_a_clock_that_is_only_not_known_yet_is_told_of_after_a_minute(
 ) -> None:
     """Every start begins so. One that is known to be off is told of at once."""
     host.guard = ControllerClock(host.clock, 60_000)
-    host.trimming._is_clock_trusted = host.guard.is_trusted
     for passed_ms, lines in ((0, 0), (59_999, 0), (1, 1), (60_000, 1)):
         host.clock.passes(passed_ms)
         await host.trimming.look_at_all()

@@ -15,11 +15,12 @@ import pytest
 
 from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
-from broker.log.producer_snapshot import Replay
+from broker.log.producer_snapshot import ProducerLimits, Replay, remove_snapshots
 from broker.log.segment import Segment
 from broker.record.batch import HEADER_SIZE, RecordFormat, walk
 from raft_metadata.common.errors import CorruptionError, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
+from tests.support.doors.log import open_files_of
 from tests.support.logs import TOPIC_ID, Life, append, offset_for_timestamp, records, values_of
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -214,9 +215,10 @@ def test_invariant_t4_producers_are_read_from_whole_batches_alone(
     disk = begin(clean=False)
     life = Life(disk, CONFIG)
     log = life.log()
-    replay = Replay(life.manager._files, log.directory, log.segments, 36, life.manager._producers)
+    remove_snapshots(disk, log.directory)
+    files = open_files_of(life.manager)
+    replay = Replay(files, log.directory, log.segments, 36, ProducerLimits())
     monkeypatch.setattr("broker.log.producer_snapshot.BYTES_LIKE_A_HEADER", 16)
-    replay.states, replay._at = life.manager._producers.states(), 0  # whatever was snapshot
     turns = 1
     while not replay.step(log.segments, 10):
         turns += 1

@@ -17,9 +17,11 @@ from raft_metadata.common.errors import (
     Outcome,
     StorageError,
 )
+from tests.support.doors.log import open_files_of
 from tests.support.logs import TOPIC_ID, Life, append, flush_each, values_of
 from tests.support.replica_bytes import flip
 from tests.support.simulated_disk import SimulatedDisk
+from tests.support.waiting import until
 
 LOG = "/data/log/orders-0/00000000000000000000.log"
 SEEDS = range(20)
@@ -76,7 +78,7 @@ def test_rule_q2_a_failed_sync_poisons(
 ) -> None:
     life = Life(disk)
     if operation != "sync_filesystem":
-        life.manager._opened().flusher.sync_files_max = 100
+        life.flusher.sync_files_max = 100
     logs = [life.log(number) for number in range(partitions)]
     if operation == "sync_data":
         flush_each(life, logs[0], ["a"])
@@ -288,7 +290,7 @@ def test_rule_q5_each_replica_stamps_its_own_durable_end(disk: SimulatedDisk) ->
 @pytest.mark.parametrize("files_max", [0, 100])
 def test_rule_q6_the_first_flush_syncs_the_directories(disk: SimulatedDisk, files_max: int) -> None:
     life = Life(disk)
-    life.manager._opened().flusher.sync_files_max = files_max
+    life.flusher.sync_files_max = files_max
     append(life.log(), ["a"])
     disk.calls.clear()
     life.flush()
@@ -332,29 +334,23 @@ def test_rule_q6_a_dirty_file_is_never_evicted(disk: SimulatedDisk) -> None:
 
 async def test_rule_q6_an_exception_in_the_flusher_is_no_silent_hang(disk: SimulatedDisk) -> None:
     life = Life(disk)
-    failed = asyncio.Event()
-    life.manager._on_failed = lambda _error: failed.set()
     life.manager.start(asyncio.get_running_loop())
 
-    def broken(_token: object) -> None:
+    def broken(_fd: int) -> None:
         msg = "a bug"
         raise ZeroDivisionError(msg)
 
-    flusher = life.manager._opened().flusher
-    flusher.sync_files_max = 100
-    flusher._sync_each = broken  # type: ignore[method-assign, assignment]
+    life.flusher.sync_files_max = 100
+    disk.sync_data = broken  # type: ignore[method-assign]
     log = life.log()
     append(log, ["a"])
-    async with asyncio.timeout(5):
-        await failed.wait()
+    await until(lambda: bool(life.failures))
     assert log.durable_end == 0
     life.manager.close(None)
 
 
 async def test_rule_q6_a_broken_durable_callback_fails_the_directory(disk: SimulatedDisk) -> None:
     life = Life(disk)
-    failed = asyncio.Event()
-    life.manager._on_failed = lambda _error: failed.set()
     life.manager.start(asyncio.get_running_loop())
     log = life.log()
 
@@ -364,8 +360,7 @@ async def test_rule_q6_a_broken_durable_callback_fails_the_directory(disk: Simul
 
     log.on_durable = broken
     append(log, ["a"])
-    async with asyncio.timeout(5):
-        await failed.wait()
+    await until(lambda: bool(life.failures))
     life.manager.close(None)
 
 
@@ -395,7 +390,7 @@ def test_rule_q6_a_flush_that_can_not_begin_proves_nothing_later() -> None:
     life.flush()
     append(first, ["acknowledged"])
     append(second, ["b" * 1000])  # rolls: the next flush seals the segment before
-    life.manager._files.forget(second.segments[0])  # closed by the cache: it is clean
+    open_files_of(life.manager).forget(second.segments[0])  # closed by the cache: it is clean
     real_open = disk.open
 
     def broken(path: str, *, create: bool = False) -> int:

@@ -300,9 +300,8 @@ def test_segments_below_the_start_go_later_and_never_twice() -> None:
     assert side.log.segments[0].base_offset <= 25 < side.log.segments[1].base_offset
     renamed = [name for name in side.disk.live if name.endswith(".deleted")]
     assert renamed
-    assert removals._due() == []
-    removals._now_ms += 60_000
-    removals._unlink(removals._due())
+    assert removals.take_due(59_999) == []
+    removals.unlink(removals.take_due(1))
     assert not [name for name in side.disk.live if name.endswith(".deleted")]
     assert values_of(side.log, 25) == [f"{n}" + "x" * 300 for n in range(25, 40)]
     side.crash(2)

@@ -17,7 +17,16 @@ from broker.replication.partition import PushResult
 from broker.server.admin import DELETE_TIMEOUT_MS, RecordDeletion
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, PartitionEpoch, TopicIdPartition
-from tests.support.hosted_replicas import FIRST_ID, ME, OTHER, ZERO, created, hosted, images
+from tests.support.hosted_replicas import (
+    FIRST_ID,
+    ME,
+    OTHER,
+    ZERO,
+    config_of,
+    created,
+    hosted,
+    images,
+)
 from tests.support.hosted_replicas import registered as registered_broker
 from tests.support.logs import append, values_of
 from tests.support.memory_log import MemoryLog
@@ -53,7 +62,7 @@ class Pair:
         self.logs, self.manager = hosted(data_dir, "i")
         self.clock = TwoClocks()
         self.trimming = LogTrimming(
-            self.manager._config, self.manager, self.logs, self.clock, lambda: True
+            config_of(data_dir), self.manager, self.logs, self.clock, lambda: True
         )
         known = registered_broker(ME, 0, "i"), registered_broker(OTHER, 1, "j")
         for image in images(known, created(FIRST_ID, (ME, OTHER))):

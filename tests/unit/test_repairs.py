@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from broker.log.directory_files import DirectoryFiles
 from broker.log.log_directory import UnreadableError
 from broker.log.log_manager import LogManager, OfflineLog
 from broker.replication import leader_stream, repair
@@ -16,6 +17,7 @@ from broker.replication.frames import Open
 from broker.replication.leader_state import LeaderState
 from broker.replication.leader_stream import LeaderStream
 from broker.replication.partition import Following, Unassigned
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -37,6 +39,7 @@ from raft_metadata.records.records import (
     MetadataRecord,
     PartitionChangeRecord,
 )
+from tests.support.doors.log import flusher_of
 from tests.support.hosted_replicas import (
     FIRST_ID,
     ME,
@@ -83,7 +86,7 @@ class Host:
         self.follow()
         for value in ("a" * 100, "b" * 100, "c" * 100):
             append(self.replica.log, [value], epoch=0)
-        self.logs._opened().flusher.flush_all()
+        flusher_of(self.logs).flush_all()
 
     def follow(self) -> None:
         for image in images(*self.batches):
@@ -318,7 +321,7 @@ async def test_a_follower_that_needs_what_is_damaged_waits_and_its_connection_go
         await asyncio.sleep(0.001)
     monkeypatch.setattr(leader_stream, "DAMAGE_RETRY_S", 60)
     host.replica.log.advance_log_start(2)
-    host.logs._opened().flusher.flush_all()
+    flusher_of(host.logs).flush_all()
     stream.resume_session(session)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -336,7 +339,7 @@ def test_no_copy_that_was_set_aside_is_overwritten_and_there_are_not_many(tmp_pa
         assert host.is_emptied()
         for value in ("a" * 100, "b" * 100, "c" * 100):
             append(host.replica.log, [value], epoch=0)
-        host.logs._opened().flusher.flush_all()
+        flusher_of(host.logs).flush_all()
     host.rot()
     host.tick()
     host.learn(OTHER, (OTHER,), new_epoch=True)
@@ -356,7 +359,7 @@ def test_a_full_disk_keeps_a_damaged_replica_waiting(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(host.logs._directory_files, "write_damaged", full)
+        patched.setattr(DirectoryFiles, "write_damaged", full)
         host.rot()
         host.tick()
         host.learn(OTHER, (OTHER,), new_epoch=True)
@@ -364,7 +367,7 @@ def test_a_full_disk_keeps_a_damaged_replica_waiting(
     host.tick()
     assert host.is_emptied()
     assert (host.logs.offline, host.logs.unclean) == ({}, {})
-    again = host.logs._directory_files.read_damaged()
+    again = DirectoryFiles(Disk(), host.logs.root).read_damaged()
     assert again == {}
 
 
@@ -376,7 +379,7 @@ def test_a_start_that_finds_damage_in_many_partitions_says_all_of_them(tmp_path:
         log = logs.get_or_create(ORDERS, PartitionId(number), FIRST_ID)
         for value in ("a" * 100, "b" * 100, "c" * 100):
             append(log, [value], epoch=0)
-            logs._opened().flusher.flush_all()
+            flusher_of(logs).flush_all()
     logs.close(None)
     for number in range(count):
         file = tmp_path / "log" / f"{ORDERS}-{number}" / f"{0:020}.log"
@@ -401,14 +404,14 @@ def test_the_last_copy_that_is_kept_is_no_reason_to_wait_once_it_is_made(
         host.tick()
         with monkeypatch.context() as patched:
             if copies == 3:
-                patched.setattr(host.logs._directory_files, "write_damaged", full_disk)
+                patched.setattr(DirectoryFiles, "write_damaged", full_disk)
             host.learn(OTHER, (OTHER,), new_epoch=True)
         assert len(host.logs.quarantined()) == copies
         host.tick()
         assert host.is_emptied()
         for value in ("a" * 100, "b" * 100, "c" * 100):
             append(host.replica.log, [value], epoch=0)
-        host.logs._opened().flusher.flush_all()
+        flusher_of(host.logs).flush_all()
 
 
 def test_rule_m5_a_damaged_replica_that_was_given_away_does_not_stay_for_those_who_wait(
@@ -457,7 +460,7 @@ def test_rule_q5_what_a_start_refused_waits_for_room_and_ends_no_broker(
     host.logs, host.manager = hosted(tmp_path, "again")
     host.batches += settled_again(sum(map(len, host.batches)))
     with monkeypatch.context() as patched:
-        patched.setattr(host.logs._directory_files, "write_damaged", full_disk)
+        patched.setattr(DirectoryFiles, "write_damaged", full_disk)
         host.follow()
         assert host.manager.replica(HERE) is None
     host.tick()
@@ -499,7 +502,7 @@ def test_rule_g3_a_deposed_leader_whose_disk_is_full_leads_no_more(
     """Its heartbeats say that it has heard of its successor: the mark of its damage can wait."""
     host = Host(tmp_path, leader=ME)
     with monkeypatch.context() as patched:
-        patched.setattr(host.logs._directory_files, "write_damaged", full_disk)
+        patched.setattr(DirectoryFiles, "write_damaged", full_disk)
         host.rot()
         host.tick()
         host.learn(OTHER, BOTH, new_epoch=True)

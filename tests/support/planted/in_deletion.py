@@ -71,7 +71,7 @@ def _joins_anyway(patch: Patch) -> None:
 @deletion_fault("R10: a start is reported before it is durable", "R10")
 def _reported_before_it_is_durable(patch: Patch) -> None:
     def requested(log: Any) -> int:
-        start: int = log._requested_log_start
+        start: int = log.requested_log_start
         return start
 
     patch.setattr(replication, "crash_proof_start", requested)
