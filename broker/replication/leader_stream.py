@@ -250,7 +250,7 @@ class EarlyOpens:
 
     def __init__(self, broker_id: BrokerId) -> None:
         self._broker_id = broker_id
-        self._unknown: dict[Key, WaitingOpens] = {}
+        self.unknown: dict[Key, WaitingOpens] = {}
         """Requests for partitions that have no replica here yet, the least recently checked
         first."""
         self._known: dict[Replica, None] = {}
@@ -268,11 +268,11 @@ class EarlyOpens:
         code = None
         if registration is not None and self._is_elsewhere(registration, message):
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        elif key not in self._unknown and len(self._unknown) >= MAX_UNKNOWN_OPENS:
+        elif key not in self.unknown and len(self.unknown) >= MAX_UNKNOWN_OPENS:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if code is not None:
             return Refused(message.request, message.leader_epoch, code.number)
-        waiting = self._unknown.setdefault(key, WaitingOpens(now_ms))
+        waiting = self.unknown.setdefault(key, WaitingOpens(now_ms))
         waiting.asked_ms = now_ms
         waiting.was_in_image |= registration is not None
         waiting.opens[follower] = message
@@ -290,8 +290,8 @@ class EarlyOpens:
         Requests that the image can't judge, as for a topic deleted before the request came, are
         dropped by age.
         """
-        for key in list(islice(self._unknown, LOOKED_AT_ONCE)):
-            waiting = self._unknown.pop(key)
+        for key in list(islice(self.unknown, LOOKED_AT_ONCE)):
+            waiting = self.unknown.pop(key)
             registration = image.partition(*partition_of(key))
             if registration is not None:
                 waiting.was_in_image = True
@@ -301,7 +301,7 @@ class EarlyOpens:
             elif waiting.was_in_image:
                 continue
             if waiting.opens and now_ms - waiting.asked_ms < UNKNOWN_OPEN_MS:
-                self._unknown[key] = waiting
+                self.unknown[key] = waiting
 
     def note(self, replica: Replica) -> None:
         """Remember that the replica's partition keeps a request itself."""
@@ -309,7 +309,7 @@ class EarlyOpens:
 
     def found(self, replica: Replica) -> None:
         """Hand the kept requests to the partition, which has a replica here now."""
-        kept = self._unknown.pop(replica.key, None)
+        kept = self.unknown.pop(replica.key, None)
         if kept is not None:
             replica.partition.early_opens = kept.opens
             self.note(replica)

@@ -565,10 +565,11 @@ class ReplicaManager:
             for link in self._links.values():
                 tasks.create_task(link.run(), name=f"leader-link-{link.leader}")
             while True:
-                self._tick(self._clock.monotonic_ms())
+                self.tick(self._clock.monotonic_ms())
                 await asyncio.sleep(TICK_MS / 1000)
 
-    def _tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: int) -> None:
+        """Do the periodic work that is due at ``now_ms`` (monotonic)."""
         stalled_ms = now_ms - self._ticked_ms
         self._ticked_ms = now_ms
         self._look_after_replicas(now_ms, stalled_ms)

@@ -344,7 +344,8 @@ class LocalPartitions:
         self._manager = manager
         self._clock = clock
         self._is_proven = check_proof
-        self._parked_produces = 0
+        self.parked_produces = 0
+        """Requests whose answers wait for other replicas; at most `max_parked_produces`."""
         self._answers = TurnBudget()
         self._reads = Reads(config.limits.max_parked_fetches, clock)
         self._lookups = TimeLookups(clock)
@@ -452,7 +453,7 @@ class LocalPartitions:
 
     def _check_may_append(self, replica: Replica, acks: int, requests: int) -> LeaderState:
         role = replica.partition.check_may_append(all_replicas=acks == ACKS_ALL)
-        if self._parked_produces + requests > self._config.limits.max_parked_produces:
+        if self.parked_produces + requests > self._config.limits.max_parked_produces:
             raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_produces is reached")
         return role
 
@@ -470,7 +471,7 @@ class LocalPartitions:
         """
 
         def resolved(append_outcome: AppendOutcome) -> None:
-            self._parked_produces -= requests
+            self.parked_produces -= requests
             tell(
                 None
                 if append_outcome is AppendOutcome.OK
@@ -478,7 +479,7 @@ class LocalPartitions:
             )
 
         deadline_ms = self._clock.monotonic_ms() + asked.timeout_ms
-        self._parked_produces += requests
+        self.parked_produces += requests
         all_replicas = asked.acks == ACKS_ALL
         self._manager.add_delayed_produce(
             replica, DelayedProduce(*entry, all_replicas, deadline_ms, resolved)
@@ -517,7 +518,7 @@ class LocalPartitions:
         if not _awaits_replicas(replica, request.acks) or last < replica.partition.high_watermark:
             done(-1 if request.acks == ACKS_NONE else base, None)
             return
-        if self._parked_produces >= self._config.limits.max_parked_produces:
+        if self.parked_produces >= self._config.limits.max_parked_produces:
             text = "written, and max_parked_produces is reached: its replication is not awaited"
             raise KafkaError(ErrorCode.QUEUE_FULL, text, outcome=Outcome.UNKNOWN)
         entry = (replica.log.epoch_at(last), base, last)

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from broker.config import BrokerConfig
 from broker.log.log_manager import LogManager
+from broker.replication.frames import Key, partition_of
 from broker.replication.replica_manager import ReplicaManager
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.ids import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.ports import ControllerChannel, PeerChannel
+    from broker.replication.replica import Replica
     from broker.replication.stream import ReplicationStream
     from raft_metadata.common.clock import Clock
 
@@ -177,3 +179,10 @@ def hosted(
         NoFaults(),
     )
     return logs, manager
+
+
+def replica_of(manager: ReplicaManager, key: Key) -> Replica:
+    """The hosted replica of this partition."""
+    replica = manager.replica(partition_of(key))
+    assert replica is not None
+    return replica

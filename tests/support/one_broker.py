@@ -57,6 +57,8 @@ def image(epoch: int, isr: tuple[BrokerId, ...], leader: BrokerId = ME) -> Metad
 class Here:
     """What `one_broker` gives."""
 
+    config: BrokerConfig
+    logs: LogManager
     manager: ReplicaManager
     local: LocalPartitions
     proven: list[bool]
@@ -80,5 +82,6 @@ async def one_broker(directory: Path) -> AsyncIterator[Here]:
     nobody = cast("Any", None)  # no task runs: neither controllers nor peers are ever asked
     manager = ReplicaManager(config, IncarnationId("life-1"), logs, nobody, nobody, clock, faults)
     proven = [True]
-    yield Here(manager, LocalPartitions(config, manager, clock, lambda: proven[0]), proven)
+    local = LocalPartitions(config, manager, clock, lambda: proven[0])
+    yield Here(config, logs, manager, local, proven)
     logs.close(None)

@@ -52,9 +52,8 @@ class BrokerStreams(BrokerLife):
             return
         before, role = partition.high_watermark, partition.role
         start = partition.log.log_start_offset
-        self.unclean_cut = (
-            isinstance(role, Following) and role.unclean_epoch > partition._agreed_epoch()
-        )
+        agreed_epoch = max(partition.agreed_epoch, partition.log.last_epoch)
+        self.unclean_cut = isinstance(role, Following) and role.unclean_epoch > agreed_epoch
         try:
             again = partition.on_diverging(message)
         except AssertionError as error:

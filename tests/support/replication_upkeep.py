@@ -19,6 +19,7 @@ from broker.replication.leader_state import LeaderState
 from broker.replication.log_start_manager import LogTrimming
 from broker.server.lifecycle import ControllerClock
 from tests.support.doors.log import drive_cleaner, set_pace_of_cleaner
+from tests.support.doors.replication import skip_waits_for_durability
 from tests.support.replication_hosted import Clock, Hosted
 from tests.support.replication_invariants import Violation
 from tests.support.replication_topics import CLOCK_DIFFERENCE_MS
@@ -62,7 +63,7 @@ class Upkeep:
         set_pace_of_cleaner(self.cleaner, self._pace)
         drive_cleaner(self.cleaner, _drive)
         self.trimming = LogTrimming(config, hosted, manager, clock, trusted)
-        self.trimming._durable = _at_once  # type: ignore[method-assign]
+        skip_waits_for_durability(self.trimming)
         self._pass: Coroutine[Work, None, None] | None = None
         self._work: Work | None = None
         self._error: Exception | None = None
@@ -184,10 +185,6 @@ class Upkeep:
 async def _drive(steps: Iterator[Work]) -> None:
     for work in steps:
         await Turn(work)
-
-
-async def _at_once(*_args: object) -> bool:
-    return True
 
 
 def state_under_way(log: PartitionLog) -> int:

@@ -13,7 +13,7 @@ import pytest
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.server.direct_requests import GATHERED_BYTES_MAX, GatheredAppends
-from broker.server.local_partitions import AppendBatchKey
+from broker.server.local_partitions import AppendBatchKey, LocalPartitions
 from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -143,9 +143,9 @@ async def test_all_share_the_fate_of_their_batch(here: Here) -> None:
 async def test_too_many_that_wait_are_refused_and_those_that_ended_count_no_more(
     here: Here,
 ) -> None:
-    config = here.local._config
-    limits = replace(config.limits, max_parked_produces=2)
-    here.local._config = replace(config, limits=limits)
+    limits = replace(here.config.limits, max_parked_produces=2)
+    small = replace(here.config, limits=limits)
+    here.local = LocalPartitions(small, here.manager, SystemClock(), lambda: True)
     here.manager.on_metadata_update(image(1, (ME, OTHER)))
     clients = Clients(here)
     for name in ("a", "b", "c"):
@@ -241,9 +241,9 @@ async def test_a_topic_that_is_deleted_answers_all_and_nothing_stays_counted(
     clients.ask("a")
     clients.ask("b")
     if is_waiting:
-        await until(lambda: here.local._parked_produces == 2)
+        await until(lambda: here.local.parked_produces == 2)
     here.manager.on_metadata_update(replace(image(2, (ME, OTHER)), topics={}, topic_ids={}))
     await until_told(clients, 2)
     outcome = Outcome.UNKNOWN if is_waiting else Outcome.NOT_WRITTEN
     assert [error and error.outcome for _, error in clients.told.values()] == [outcome] * 2
-    assert here.local._parked_produces == 0
+    assert here.local.parked_produces == 0

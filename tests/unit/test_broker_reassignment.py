@@ -8,10 +8,11 @@ from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.frames import Push, Valid
 from broker.replication.leader_state import NOT_COUNTED, LeaderState
 from broker.replication.partition import Following, PushResult
-from broker.replication.replica_logs import PURGE_CHECK_MS
+from broker.replication.replica_logs import PURGE_CHECK_MS, ReplicaLogs
 from raft_metadata.common.ids import (
     BrokerId,
     DirectoryId,
+    IncarnationId,
     LeaderEpoch,
     PartitionEpoch,
     PartitionId,
@@ -28,6 +29,7 @@ from tests.support.hosted_replicas import (
     ME,
     OTHER,
     ZERO,
+    config_of,
     created,
     hosted,
     images,
@@ -106,7 +108,7 @@ class Host:
         self.follow()
 
     def tick(self) -> None:
-        self.manager._replica_logs.quarantine_some()
+        self.manager.tick(0)
 
     @property
     def replica(self) -> Replica:
@@ -132,13 +134,14 @@ def test_rule_m5_a_removed_replica_stops_and_its_data_goes_after_a_grace(tmp_pat
     host.tick()
     assert host.logs.quarantined() == REMOVED
     assert host.logs.get(FIRST_ID, ZERO) is None
-    keeper, image = host.manager._replica_logs, host.manager.image
-    grace_ms = host.manager._config.limits.topic_delete_grace_ms
-    keeper._looked_ms = 0
-    assert keeper.due_for_purge(image, PURGE_CHECK_MS) == []
-    assert keeper.due_for_purge(image, PURGE_CHECK_MS + grace_ms - 1) == []
-    keeper._looked_ms = 0
-    assert keeper.due_for_purge(image, PURGE_CHECK_MS + grace_ms) == REMOVED
+    config, image = config_of(tmp_path), host.manager.image
+    for after_ms, due in (
+        (config.limits.topic_delete_grace_ms - 1, []),
+        (config.limits.topic_delete_grace_ms, REMOVED),
+    ):
+        replica_logs = ReplicaLogs(config, IncarnationId("me"), host.logs)
+        assert replica_logs.due_for_purge(image, PURGE_CHECK_MS) == []
+        assert replica_logs.due_for_purge(image, PURGE_CHECK_MS + after_ms) == due
 
 
 def test_rule_m5_a_replica_that_was_removed_while_its_broker_was_down_is_set_aside(
@@ -204,7 +207,7 @@ async def test_rule_r5_a_leader_that_is_removed_follows_until_it_knows_what_beca
     assert partition.on_valid(Valid(9, 1, 5, 0))
     assert partition.on_push(Push(5, 1, 1, 1, 1, 0, b"")) is PushResult.APPENDED
     assert fates == [AppendOutcome.OK], "the new leader holds it, and has committed it"
-    host.manager._look_after_replicas(0, 0)
+    host.manager.tick(0)
     assert host.manager.replica(HERE) is None
     host.tick()
     assert host.logs.quarantined() == REMOVED
@@ -212,9 +215,9 @@ async def test_rule_r5_a_leader_that_is_removed_follows_until_it_knows_what_beca
 
 async def test_a_removed_leader_does_not_wait_longer_than_its_produces(tmp_path: Path) -> None:
     host, fates = removed_leader(tmp_path)
-    host.manager._look_after_replicas(59_999, 0)
+    host.manager.tick(59_999)
     assert (fates, host.manager.replica(HERE) is None) == ([], False)
-    host.manager._look_after_replicas(60_000, 0)
+    host.manager.tick(60_000)
     assert (fates, host.manager.replica(HERE) is None) == ([AppendOutcome.UNKNOWN], True)
 
 
@@ -231,7 +234,7 @@ async def test_a_replica_that_comes_back_while_it_stayed_goes_on(tmp_path: Path)
     assert ack is not None
     assert ack.durable_end == NOT_COUNTED
     host.learn(back)
-    host.manager._look_after_replicas(60_000, 0)
+    host.manager.tick(60_000)
     assert fates == [AppendOutcome.UNKNOWN]
     assert host.replica.log is log
     message = partition.open_message(10, 0)

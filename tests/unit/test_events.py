@@ -153,12 +153,12 @@ def test_a_full_disk_loses_events_and_nothing_else(tmp_path: Path) -> None:
     assert sequences(EventFile(str(tmp_path)).read(0, 10)) == [1, 3], "the gap shows"
 
 
-def test_a_reason_that_is_no_text_stops_nobody(tmp_path: Path) -> None:
+async def test_a_reason_that_is_no_text_stops_nobody(tmp_path: Path) -> None:
     """An error names a file in a folder whose name is not UTF-8; whoever notes it goes on."""
     made = journal(tmp_path)
     reason = str(OSError(5, "I/O error", "/data-\udcff/t-0/0.log"))
     made.note(EventKind.LOG_FAILED, None, -1, log="t-0", reason=reason)
-    [line] = made._kept
+    [line] = await made.read(0, 10)
     assert "I/O error" in orjson.loads(line)["facts"]["reason"]
 
 
@@ -252,7 +252,7 @@ async def test_events_in_memory_take_no_more_than_they_are_long(tmp_path: Path) 
     try:
         for number in range(EVENTS_KEPT):
             story.note(EventKind.ROLE_CHANGED, HERE, number, role="leader")
-        story._unwritten.clear()
+        story.close()
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -13,6 +13,7 @@ from broker.record.batch import RecordFormat
 from broker.replication.delayed_produces import AppendOutcome, DelayedProduce, DelayedProduces
 from broker.server.local_partitions import LocalPartitions
 from broker.server.requests import ACKS_ALL
+from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import Claim
 from tests.support.doors.log import batches_to_undo, forbid_producer_replay
@@ -42,10 +43,9 @@ async def test_rule_r5_a_repeat_of_what_is_committed_waits_for_nobody(here: Here
 
 async def test_a_repeat_that_finds_no_room_to_wait_is_not_called_unwritten(here: Here) -> None:
     here.manager.on_metadata_update(image(1, (ME, OTHER)))
-    config = here.local._config
-    limits = dataclasses.replace(config.limits, max_parked_produces=1)
-    small = dataclasses.replace(config, limits=limits)
-    local = LocalPartitions(small, here.manager, here.local._clock, lambda: True)
+    limits = dataclasses.replace(here.config.limits, max_parked_produces=1)
+    small = dataclasses.replace(here.config, limits=limits)
+    local = LocalPartitions(small, here.manager, SystemClock(), lambda: True)
     first = asyncio.create_task(local.append(claimed(0, acks=ACKS_ALL)))
     await asyncio.sleep(0)
     with pytest.raises(KafkaError) as full:

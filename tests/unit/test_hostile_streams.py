@@ -29,6 +29,7 @@ from broker.replication.partition import (
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import TopicId, TopicName
+from tests.support.doors.replication import leader_link_of
 from tests.support.hosted_replicas import (
     FIRST_ID,
     ME,
@@ -41,6 +42,7 @@ from tests.support.hosted_replicas import (
     images,
     receive,
     registered,
+    replica_of,
 )
 from tests.support.logs import Life, append
 from tests.support.simulated_disk import SimulatedDisk
@@ -68,9 +70,11 @@ class SetClock:
         return self.now_ms
 
 
-def following(data_dir: Path) -> tuple[LogManager, ReplicaManager, LeaderLink, FollowerStream]:
+def following(
+    data_dir: Path, clock: SetClock | None = None
+) -> tuple[LogManager, ReplicaManager, LeaderLink, FollowerStream]:
     """Two partitions that `OTHER` leads, their opens sent on one stream."""
-    logs, manager = hosted(data_dir, "first")
+    logs, manager = hosted(data_dir, "first", clock)
     for image in images(
         (registered(OTHER, 0, "other"),),
         (registered(ME, 1, "first"),),
@@ -78,7 +82,7 @@ def following(data_dir: Path) -> tuple[LogManager, ReplicaManager, LeaderLink, F
         created(SECOND_ID, (OTHER, ME), name=TopicName("b")),
     ):
         manager.on_metadata_update(image)
-    link = manager._links[OTHER]
+    link = leader_link_of(manager, OTHER)
     link.stream = stream = FollowerStream(OTHER, manager)
     stream.connection_made(StreamTransport())
     for replica in list(link.replicas):
@@ -87,7 +91,7 @@ def following(data_dir: Path) -> tuple[LogManager, ReplicaManager, LeaderLink, F
 
 
 def role_of(manager: ReplicaManager, topic_id: TopicId) -> Following:
-    role = manager._replicas[key_of(topic_id, ZERO)].partition.role
+    role = replica_of(manager, key_of(topic_id, ZERO)).partition.role
     assert isinstance(role, Following)
     return role
 
@@ -138,22 +142,23 @@ async def test_a_log_that_cant_be_read_just_now_is_asked_for_again(
         manager.on_metadata_update(image)
     stream, transport = LeaderStream(OTHER, manager), AbortedTransport()
     stream.connection_made(transport)
-    replica = manager._replicas[key_of(FIRST_ID, ZERO)]
+    replica = replica_of(manager, key_of(FIRST_ID, ZERO))
 
     def no_descriptor(session: PushSession) -> None:
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"too many open files {session.number}")
 
     monkeypatch.setattr(PushSession, "ship", no_descriptor)
     replica.log.failed = OSError("a disk in doubt") if failed else None
-    stream._ship_one(PushSession(replica, stream, 5, 0))
+    stream.mark(PushSession(replica, stream, 5, 0))
+    await asyncio.sleep(0)
     assert transport.aborted is not failed
 
 
 async def test_rule_r9_a_way_slower_than_the_retry_still_ends_in_a_session(tmp_path: Path) -> None:
-    _, manager, link, _ = following(tmp_path)
+    clock = SetClock(0)
+    _, manager, link, _ = following(tmp_path, clock)
     role = role_of(manager, FIRST_ID)
-    partition = manager._replicas[key_of(FIRST_ID, ZERO)].partition
-    link._clock = clock = SetClock(role.asked_ms)
+    partition = replica_of(manager, key_of(FIRST_ID, ZERO)).partition
     answers = [(role.asked_ms + ROUND_TRIP_MS, request_of(role))]
     for _ in range(200):
         clock.now_ms += 50
@@ -192,7 +197,7 @@ async def test_rule_r9_who_catches_up_does_not_hold_back_who_is_in_sync(tmp_path
     manager.push_bytes = 4_000
     stream, transport = LeaderStream(OTHER, manager), StreamTransport()
     stream.connection_made(transport)
-    replicas = {topic_id: manager._replicas[key_of(topic_id, ZERO)] for topic_id in names}
+    replicas = {topic_id: replica_of(manager, key_of(topic_id, ZERO)) for topic_id in names}
     for topic_id in (FIRST_ID, THIRD_ID):
         for _ in range(8):
             append(replicas[topic_id].log, ["x" * 3_500], epoch=0)

@@ -45,7 +45,7 @@ async def test_deleting_a_topic_while_a_follower_catches_up_fails_no_log(tmp_pat
     receive(stream, encode(key_of(FIRST_ID, ZERO), Open(1, 0, 1, -1, 0, 0)))
     # Both in the turn before the first catch-up quantum: the topic goes, and its directory.
     manager.on_metadata_update(deleted)
-    manager._tick(manager._clock.monotonic_ms())
+    manager.tick(manager.now_ms())
     assert logs.quarantined() == [f"{FIRST_ID}:0"]
     for _ in range(3):
         await asyncio.sleep(0)

@@ -43,7 +43,7 @@ class Brokers:
         self.learn({})
 
     def _apis(self, directory: Path, me: BrokerId) -> RoutedBrokerApis:
-        config = dataclasses.replace(self.here.manager._config, broker_id=me)
+        config = dataclasses.replace(self.here.config, broker_id=me)
         nothing: Any = None
         loader: Any = self
         lifecycle: Any = SimpleNamespace(

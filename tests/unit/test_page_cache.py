@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from typing_extensions import override
 
-from broker.log.log_manager import LogManager
 from broker.log.log_reader import warm
 from broker.log.segment import ReadCounts
 from broker.server.local_partitions import LocalPartitions, Read
-from raft_metadata.common.disk import Disk
+from raft_metadata.common.disk import Disk, ReadCounts
+from tests.support.doors.log import open_files_of
 from tests.support.logs import Life, append
 from tests.unit.test_broker_local_partitions import HERE, ME, Here, image, records
 from tests.unit.test_broker_local_partitions import here as here
@@ -83,8 +83,6 @@ async def test_the_loop_goes_on_while_a_fetch_waits_for_the_disk(here: Here) -> 
     """And the lane leaves it alone. A leader that changes meanwhile does not answer."""
     here.manager.on_metadata_update(image(1, (ME,)))
     await here.local.append(records(5, acks=1))
-    logs: LogManager = here.manager._logs
-    files = logs._files
     asking, go = threading.Event(), threading.Event()
 
     class SlowDisk(ColdDisk):
@@ -95,7 +93,7 @@ async def test_the_loop_goes_on_while_a_fetch_waits_for_the_disk(here: Here) -> 
                 assert go.wait(10)
             return super().read(fd, length, position)
 
-    files.disk = SlowDisk()
+    open_files_of(here.logs).disk = SlowDisk()
     assert here.local.fetch_directly(HERE, 0, 1_000) is None
     read = Read(partition=HERE, offset=0, timestamp_ms=None, max_bytes=1_000, max_wait_ms=0)
     fetch = asyncio.get_running_loop().create_task(here.local.fetch(read))
@@ -104,7 +102,7 @@ async def test_the_loop_goes_on_while_a_fetch_waits_for_the_disk(here: Here) -> 
     go.set()
     assert sum(piece.count for piece in (await fetch).slices) == 5
     assert here.local.fetch_directly(HERE, 0, 1_000) is not None
-    counts = logs.read_counts
+    counts = here.logs.read_counts
     assert counts.cold_bytes > 0
     assert counts.cached_bytes > 0
     assert isinstance(here.local, LocalPartitions)

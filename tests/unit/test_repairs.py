@@ -17,6 +17,7 @@ from broker.replication.frames import Open
 from broker.replication.leader_state import LeaderState
 from broker.replication.leader_stream import LeaderStream
 from broker.replication.partition import Following, Unassigned
+from broker.replication.repair import LOOK_AGAIN_MS
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -53,6 +54,7 @@ from tests.support.hosted_replicas import (
     registered,
 )
 from tests.support.logs import append, values_of
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,6 +85,7 @@ class Host:
         self.logs: LogManager
         self.manager: ReplicaManager
         self.logs, self.manager = hosted(folder, "me")
+        self.begun_ms, self.passed_ms = self.manager.now_ms(), 0
         self.follow()
         for value in ("a" * 100, "b" * 100, "c" * 100):
             append(self.replica.log, [value], epoch=0)
@@ -124,8 +127,9 @@ class Host:
         return found
 
     def tick(self, after_ms: int = 0) -> None:
-        self.manager.repairs._looked_ms = -(10**9)
-        self.manager.repairs.look(self.manager.now_ms() + after_ms)
+        """A look at the damage, ``after_ms`` from the beginning or as soon as it is due again."""
+        self.passed_ms = max(after_ms, self.passed_ms + LOOK_AGAIN_MS)
+        self.manager.repairs.look(self.begun_ms + self.passed_ms)
 
     def rot(self) -> UnreadableError:
         """Flip a byte of the second batch; what a reader of it is told."""
@@ -313,13 +317,9 @@ async def test_a_follower_that_needs_what_is_damaged_waits_and_its_connection_go
         await asyncio.sleep(0)
     assert session.next == 1, "up to the damaged batch"
     sent = len(b"".join(transport.sent))
-    session.marked = False
-    stream._ship_one(session)
-    assert host.replica.sessions == (), "nothing is offered to it"
-    assert stream.sessions, "and its connection is open"
-    for _ in range(5):
-        await asyncio.sleep(0.001)
     monkeypatch.setattr(leader_stream, "DAMAGE_RETRY_S", 60)
+    await until(lambda: host.replica.sessions == ())  # nothing is offered to it
+    assert stream.sessions, "and its connection is open"
     host.replica.log.advance_log_start(2)
     flusher_of(host.logs).flush_all()
     stream.resume_session(session)

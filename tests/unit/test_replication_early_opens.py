@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from broker.replication.frames import Key, Open, key_of
+from broker.replication.frames import Key, Open, key_of, partition_of
 from broker.replication.leader_stream import (
     LOOKED_AT_ONCE,
     MAX_UNKNOWN_OPENS,
@@ -16,6 +16,7 @@ from broker.replication.leader_stream import (
 from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.ids import BrokerId, LeaderEpoch, PartitionId
 from raft_metadata.image.metadata_image import MetadataImage
+from tests.support.doors.replication import early_opens_of
 from tests.support.hosted_replicas import (
     FIRST_ID,
     ME,
@@ -45,7 +46,7 @@ def in_epoch(image: MetadataImage, epoch: int, **how: object) -> MetadataImage:
 
 
 def waiting(early: EarlyOpens) -> int:
-    return len(early._unknown)
+    return len(early.unknown)
 
 
 def test_an_open_waits_while_the_image_is_behind_it() -> None:
@@ -63,7 +64,7 @@ def test_an_open_is_dropped_once_its_epoch_came_without_a_replica_here() -> None
     early.keep_unknown(BEFORE, KEY, OTHER, open_in(0), 0)
     early.keep_unknown(BEFORE, KEY, THIRD, open_in(2), 0)
     early.forget_some(ELSEWHERE, 1)
-    assert list(early._unknown[KEY].opens) == [THIRD]
+    assert list(early.unknown[KEY].opens) == [THIRD]
     early.forget_some(in_epoch(ELSEWHERE, 3, replicas=(OTHER, ME)), 1)
     assert waiting(early) == 1, "it is to be here: its log may just be about to be opened"
     early.forget_some(in_epoch(ELSEWHERE, 2), 1)
@@ -100,7 +101,7 @@ def test_opens_for_topics_deleted_before_make_room_after_a_while() -> None:
     assert waiting(early) == MAX_UNKNOWN_OPENS
     for _ in range(turns):
         early.forget_some(BEFORE, UNKNOWN_OPEN_MS)
-    assert list(early._unknown) == [keys[5]], "asked again since"
+    assert list(early.unknown) == [keys[5]], "asked again since"
     assert early.keep_unknown(BEFORE, KEY, OTHER, open_in(0), UNKNOWN_OPEN_MS) is None
 
 
@@ -118,8 +119,10 @@ async def test_a_leader_forgets_with_its_ticks_and_answers_what_came_in_time(
     gone = Key(b"gone" * 4, 0)
     manager.follower_opens(stream, KEY, open_in(0))
     manager.follower_opens(stream, gone, open_in(0))
-    assert waiting(manager._early) == 2
+    assert waiting(early_opens_of(manager)) == 2
     manager.on_metadata_update(mine)
-    assert [session.follower for session in manager._replicas[KEY].sessions] == [OTHER]
-    manager._tick(manager._clock.monotonic_ms() + UNKNOWN_OPEN_MS + 1)
-    assert waiting(manager._early) == 0
+    replica = manager.replica(partition_of(KEY))
+    assert replica is not None
+    assert [session.follower for session in replica.sessions] == [OTHER]
+    manager.tick(manager.now_ms() + UNKNOWN_OPEN_MS + 1)
+    assert waiting(early_opens_of(manager)) == 0

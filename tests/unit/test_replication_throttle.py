@@ -21,6 +21,7 @@ from raft_metadata.records.records import (
     PartitionRecord,
     ResourceType,
 )
+from tests.support.doors.replication import leader_link_of, pending_batches
 from tests.support.hosted_replicas import (
     FIRST_ID,
     ME,
@@ -33,6 +34,7 @@ from tests.support.hosted_replicas import (
     images,
     receive,
     registered,
+    replica_of,
 )
 from tests.support.logs import append
 
@@ -65,9 +67,8 @@ class Leader:
     """`ME` leads two partitions; `OTHER` is in sync with the second only."""
 
     def __init__(self, data_dir: Path, *configs: tuple[str, str]) -> None:
-        _, self.manager = hosted(data_dir, "first")
         self.clock = SetClock()
-        self.manager._clock = self.manager.throttles._clock = self.clock
+        _, self.manager = hosted(data_dir, "first", self.clock)
         records: list[tuple[MetadataRecord, ...]] = [
             (registered(ME, 0, "first"),),
             (registered(OTHER, 1, "other"),),
@@ -87,7 +88,7 @@ class Leader:
         self.stream.connection_made(self.transport)
 
     def replica(self, key: Key) -> Replica:
-        return self.manager._replicas[key]
+        return replica_of(self.manager, key)
 
     def open(self, key: Key) -> None:
         self.manager.follower_opens(self.stream, key, Open(1, 0, 1, -1, 0, 0))
@@ -168,7 +169,7 @@ async def test_what_is_appended_meanwhile_is_not_kept_in_memory_but_read_again(
         leader.manager.appended(replica, number, number + 1, raw)
         await leader.turns(3)
     session = leader.stream.sessions[SECOND]
-    assert session._pending is None
+    assert pending_batches(session) == 0
     assert leader.sent(SECOND)[0] <= 2 * MB
     while leader.sent(SECOND)[1] < 100:
         leader.acknowledge(SECOND, leader.sent(SECOND)[1])
@@ -252,14 +253,14 @@ async def test_a_follower_that_gets_too_much_asks_its_leaders_to_pause(tmp_path:
         created(SECOND_ID, (OTHER, ME), name=TopicName("b")),
     ):
         manager.on_metadata_update(image)
-    link = manager._links[OTHER]
+    link = leader_link_of(manager, OTHER)
     link.stream = stream = FollowerStream(OTHER, manager)
     transport = StreamTransport()
     stream.connection_made(transport)
     links = [link]
-    manager.throttles.filled(manager._replicas[SECOND], 200_000, manager.image, links)
+    manager.throttles.filled(replica_of(manager, SECOND), 200_000, manager.image, links)
     assert transport.sent == [], "what is in sync is not counted"
-    manager.throttles.filled(manager._replicas[FIRST], 200_000, manager.image, links)
+    manager.throttles.filled(replica_of(manager, FIRST), 200_000, manager.image, links)
     ((length, kind),) = [PREFIX.unpack_from(data) for data in transport.sent]
     assert (length, kind) == (4, FrameKind.PAUSE)
     pause_ms = frames.decode_pause(memoryview(transport.sent[0])[PREFIX.size :])
