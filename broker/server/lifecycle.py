@@ -354,7 +354,7 @@ class Lifecycle:
         self.controller_clock = ControllerClock(clock, config.timeouts.clock_difference_max_ms)
         self.shutdown_blocked_by = ""
         self._clock = clock
-        self._proven_ms: int | None = None
+        self.proven_ms: int | None = None
         """Monotonic time of the last heartbeat that an active controller acknowledged."""
         self._config = config
         self._incarnation_id = incarnation_id
@@ -407,8 +407,8 @@ class Lifecycle:
         although the broker lives. If the answer is False, the next heartbeat is sent at once (rules
         G3, R8).
         """
-        if self._proven_ms is not None and not self._want_shutdown:
-            age_ms = self._clock.monotonic_ms() - self._proven_ms
+        if self.proven_ms is not None and not self._want_shutdown:
+            age_ms = self._clock.monotonic_ms() - self.proven_ms
             if age_ms < self.proof_age_max_ms:
                 if 2 * age_ms >= self.proof_age_max_ms:
                     self._heartbeat_wanted.set()  # renew the proof before it ends
@@ -520,7 +520,7 @@ class Lifecycle:
         )
         if answer.is_active:
             if self._proves(answer):
-                self._proven_ms = max(sent_ms, self._proven_ms or sent_ms)
+                self.proven_ms = max(sent_ms, self.proven_ms or sent_ms)
             self._loader.note_committed(answer.committed_offset)
             self.shutdown_blocked_by = answer.shutdown_blocked_by
             if answer.should_shut_down and self._want_shutdown:

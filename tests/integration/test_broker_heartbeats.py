@@ -48,6 +48,7 @@ from raft_metadata.records.commands import (
 )
 from raft_metadata.records.partition_set import PartitionSet
 from raft_metadata.records.records import BrokerState
+from tests.support.doors.http import break_judgement, set_believed_active
 from tests.support.tcp_relay import TcpRelay
 from tests.support.waiting import until
 
@@ -215,12 +216,12 @@ class LiveBroker:
 
     async def __aenter__(self) -> LiveBroker:
         await self.channel.start()
-        self._task = asyncio.get_running_loop().create_task(self.lifecycle.run())
+        self.task = asyncio.get_running_loop().create_task(self.lifecycle.run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
         await self.channel.stop()
 
 
@@ -273,10 +274,10 @@ async def test_rule_g3_a_proof_does_not_wait_for_controllers_that_hang(tmp_path:
             first.lose_answers = second.lose_requests = True
             reachable = {A: first.address, B: second.address, C: addresses[C]}
             async with LiveBroker(tmp_path, reachable) as broker:
-                broker.channel._active = C
+                set_believed_active(broker.channel, C)
                 await until(lambda: controllers[2].beats > 0)
                 for _ in range(5):
-                    broker.lifecycle._proven_ms = None
+                    broker.lifecycle.proven_ms = None
                     began = time.monotonic()
                     assert await broker.lifecycle.prove(5_000)
                     assert time.monotonic() - began < TIMES.broker_heartbeat_interval_ms / 1000 / 2
@@ -316,10 +317,10 @@ async def test_a_dead_heartbeat_thread_ends_the_broker(
     with elsewhere(controllers) as addresses:
         async with LiveBroker(tmp_path, addresses) as broker:
             await until(lambda: all(one.beats > 0 for one in controllers))
-            monkeypatch.setattr(heartbeat_thread.HeartbeatThread, "_judge", broken)
+            break_judgement(monkeypatch, broken)
             with pytest.raises(RuntimeError, match="heartbeat thread"):
                 async with asyncio.timeout(5):
-                    await broker._task
+                    await broker.task
 
 
 async def test_answers_of_an_earlier_registration_are_dropped(tmp_path: Path) -> None:

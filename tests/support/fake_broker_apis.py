@@ -263,7 +263,7 @@ class FakeBrokerApis:
             partitions_count=partitions,
             partitions=(registration,) * partitions,
         )
-        self._set_topics({**self.image.topics, topic.topic_id: topic})
+        self.set_topics({**self.image.topics, topic.topic_id: topic})
         for number in range(partitions):
             self.logs[name, number] = FakePartition()
 
@@ -276,7 +276,7 @@ class FakeBrokerApis:
         assert topic is not None
         leaderless = replace(topic.partitions[0], leader=BrokerId(-1))
         changed = replace(topic, partitions=(leaderless,) * topic.partitions_count)
-        self._set_topics({**self.image.topics, topic.topic_id: changed})
+        self.set_topics({**self.image.topics, topic.topic_id: changed})
 
     def change_partition(self, name: str, number: int, **changes: object) -> None:
         topic = self.image.topic(TopicName(name))
@@ -284,7 +284,7 @@ class FakeBrokerApis:
         partitions = list(topic.partitions)
         partitions[number] = replace(partitions[number], **changes)  # type: ignore[arg-type]
         changed = replace(topic, partitions=tuple(partitions))
-        self._set_topics({**self.image.topics, topic.topic_id: changed})
+        self.set_topics({**self.image.topics, topic.topic_id: changed})
 
     def change_broker(self, number: int, **changes: object) -> None:
         broker_id = BrokerId(number)
@@ -299,7 +299,7 @@ class FakeBrokerApis:
         }
         self.image = replace(self.image, configs=MappingProxyType(configs))
 
-    def _set_topics(self, topics: dict[TopicId, TopicImage]) -> None:
+    def set_topics(self, topics: dict[TopicId, TopicImage]) -> None:
         self.image = replace(
             self.image,
             topics=MappingProxyType(topics),
@@ -464,7 +464,7 @@ class FakeBrokerApis:
         if topic is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         rest = {key: value for key, value in self.image.topics.items() if key != topic.topic_id}
-        self._set_topics(rest)
+        self.set_topics(rest)
         return TopicDeleted(topic_id=topic.topic_id, next_offset=MetadataOffset(10))
 
     async def admin(self, command: Command[AdminAnswer]) -> AdminAnswer:

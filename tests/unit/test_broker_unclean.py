@@ -37,6 +37,7 @@ from raft_metadata.records.commands import BrokerRegistered, RegisterBroker
 from raft_metadata.records.partition_set import NO_PARTITIONS, PartitionRange, PartitionSet
 from raft_metadata.records.records import ResourceType
 from tests.support.doors.log import FlusherThread, flusher_of
+from tests.support.doors.server import register
 from tests.support.logs import append
 from tests.support.registered import partition
 from tests.support.simulated_disk import SimulatedDisk
@@ -130,7 +131,7 @@ async def test_rule_r6_a_registration_says_it_in_ranges(tmp_path: Path) -> None:
         lambda: unclean,
         SystemClock(),
     )
-    await lifecycle._register()
+    await register(lifecycle)
     assert [one.unclean_ranges for one in heard] == [unclean.ranges]
 
 

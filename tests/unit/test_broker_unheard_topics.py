@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import cast
 from unittest.mock import MagicMock
@@ -26,12 +27,22 @@ async def no_controller_answers() -> None:
     raise KafkaError(ErrorCode.NOT_CONTROLLER, "nobody is active")
 
 
-def requests(*, loaded: bool) -> TopicRequests:
+async def nothing_newer(_: object) -> None:
+    """Return at once: this image is the newest."""
+
+
+def requests(
+    *,
+    loaded: bool,
+    controllers: object = None,
+    newest_offset: Callable[[], Awaitable[object]] = no_controller_answers,
+    wait_for: Callable[[object], Awaitable[None]] = nothing_newer,
+) -> TopicRequests:
     loader = SimpleNamespace(
         image=MetadataImage(),
         loaded=asyncio.Event(),
-        newest_offset=no_controller_answers,
-        wait_for=None,
+        newest_offset=newest_offset,
+        wait_for=wait_for,
     )
     if loaded:
         loader.loaded.set()
@@ -39,7 +50,7 @@ def requests(*, loaded: bool) -> TopicRequests:
     return TopicRequests(
         cast("BrokerConfig", nobody),
         cast("MetadataLoader", loader),
-        cast("ControllerChannel", nobody),
+        cast("ControllerChannel", controllers or nobody),
         cast("PeerChannel", nobody),
         SystemClock(),
         bytes,
@@ -79,10 +90,9 @@ def creating(
 ) -> tuple[TopicRequests, _Controllers]:
     monkeypatch.setattr(topics, "CATCH_UP_MS", 10)
     monkeypatch.setattr(topics, "id_from_bytes", lambda _: "id")
-    made, controllers = requests(loaded=True), _Controllers(failure)
-    made._controllers = cast("ControllerChannel", controllers)
-    made._configs = MagicMock()
-    return made, controllers
+    monkeypatch.setattr(topics, "LiveConfigs", MagicMock())
+    controllers = _Controllers(failure)
+    return requests(loaded=True, controllers=controllers), controllers
 
 
 @pytest.mark.parametrize(
@@ -148,7 +158,6 @@ async def test_a_topic_is_unknown_only_once_an_active_controller_had_time_to_say
 ) -> None:
     """While a controller was elected what another broker had just created was a 404 at once."""
     monkeypatch.setattr(topics, "LOOK_AGAIN_S", 0.001)
-    made = requests(loaded=True)
     asked: list[object] = []
 
     async def elected_at_the_third() -> int:
@@ -160,8 +169,7 @@ async def test_a_topic_is_unknown_only_once_an_active_controller_had_time_to_say
     async def wait_for(offset: object) -> None:
         asked.append(offset)
 
-    made._loader.newest_offset = elected_at_the_third  # type: ignore[assignment,method-assign]
-    made._loader.wait_for = wait_for  # type: ignore[assignment,method-assign]
+    made = requests(loaded=True, newest_offset=elected_at_the_third, wait_for=wait_for)
     async with asyncio.timeout(10):
         await made.catch_up_with(NAME)
     assert asked[-1] == 7
@@ -172,7 +180,6 @@ async def test_while_a_controller_is_elected_one_asks_again_for_all_who_wait(
 ) -> None:
     """Each of them asked all controllers ten times a second, which had to elect one meanwhile."""
     monkeypatch.setattr(topics, "LOOK_AGAIN_S", 0.001)
-    made = requests(loaded=True)
     asked = 0
     elected = asyncio.Event()
 
@@ -190,8 +197,7 @@ async def test_while_a_controller_is_elected_one_asks_again_for_all_who_wait(
     async def wait_for(offset: object) -> None:
         heard.append(offset)
 
-    made._loader.newest_offset = newest_offset  # type: ignore[assignment,method-assign]
-    made._loader.wait_for = wait_for  # type: ignore[assignment,method-assign]
+    made = requests(loaded=True, newest_offset=newest_offset, wait_for=wait_for)
     async with asyncio.timeout(10):
         await asyncio.gather(*(made.catch_up_with(NAME) for _ in range(100)))
         assert heard == [7] * 100

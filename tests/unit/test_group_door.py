@@ -44,8 +44,9 @@ from broker.coordinator.group_messages import (
 from broker.coordinator.records import OFFSETS_PARTITIONS, OFFSETS_TOPIC
 from broker.record.batch import RecordFormat
 from broker.server.broker_apis import RoutedBrokerApis
+from broker.server.fetch import ReadRouting
 from broker.server.requests import OffsetsResult, ProduceRequest
-from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.clock import Clock, SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     BrokerId,
@@ -194,7 +195,12 @@ class NoCoordinator:
 
 
 def door(
-    tmp_path: Path, answers: list[bytes | KafkaError], *, made: bool = True, me: int = 2
+    tmp_path: Path,
+    answers: list[bytes | KafkaError],
+    *,
+    made: bool = True,
+    me: int = 2,
+    clock: Clock | None = None,
 ) -> tuple[RoutedBrokerApis, Peers, Controllers, NoCoordinator]:
     """Broker ``me``; broker 1 leads everything."""
     apis = FakeBrokerApis()
@@ -213,7 +219,8 @@ def door(
     made_door = RoutedBrokerApis(
         config, cast("Any", None), cast("Any", loader), cast("Any", None),
         cast("Any", controllers), cast("Any", peers), lambda _: cast("Any", coordinator),
-        cast("Any", None), cast("Any", None), SystemClock(), lambda count: bytes(range(count)),
+        cast("Any", None), cast("Any", None), clock or SystemClock(),
+        lambda count: bytes(range(count)),
     )  # fmt: skip
     return made_door, peers, controllers, coordinator
 
@@ -289,10 +296,10 @@ async def test_lags_come_from_the_leaders(tmp_path: Path, monkeypatch: pytest.Mo
     row = GroupOffsetRow(T, PartitionId(0), 7, "", None)
     apis, _, _, _ = door(tmp_path, [group_messages.encode_answer((row,))])
 
-    async def offsets(topic: TopicName, partition: PartitionId) -> OffsetsResult:
+    async def offsets(_: ReadRouting, topic: TopicName, partition: PartitionId) -> OffsetsResult:
         return OffsetsResult(beginning_offset=0, end_offset=10)
 
-    monkeypatch.setattr(apis._reads, "offsets", offsets)
+    monkeypatch.setattr(ReadRouting, "offsets", offsets)
     [found] = await apis.group(GroupOffsets(group=G))
     assert (found.end_offset, found.lag) == (10, 3)
 

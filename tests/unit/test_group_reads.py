@@ -47,6 +47,7 @@ from raft_metadata.common.ids import (
     TopicName,
     TopicPartition,
 )
+from tests.support.doors.coordinator import shard_of
 from tests.support.fake_broker_apis import FakeBrokerApis
 from tests.support.group_log import MemoryShardLog, SharedLog
 from tests.support.waiting import until
@@ -73,6 +74,8 @@ class World:
     apis: FakeBrokerApis
     coordinator: GroupCoordinator
     log: MemoryShardLog
+    led: set[PartitionId]
+    """Partitions of the offsets topic that this broker leads."""
 
     async def ask(self, request: GroupRequest[A]) -> A:
         return await self.coordinator.answer(request)
@@ -110,6 +113,7 @@ class World:
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     log = SharedLog().elect()
+    led = {PartitionId(0)}
     apis = FakeBrokerApis()
     apis.add_topic(OFFSETS_TOPIC, 12)
     apis.add_topic(T, 2)
@@ -117,7 +121,7 @@ async def world() -> AsyncIterator[World]:
         BrokerId(1),
         SystemClock(),
         Proven(),
-        lambda where: LeaderEpoch(log.epoch) if where.partition == 0 else None,
+        lambda where: LeaderEpoch(log.epoch) if where.partition in led else None,
         lambda where, epoch: log,
         BrokerDataReader(apis),
         poll_wait_ms_max=60_000,
@@ -126,9 +130,9 @@ async def world() -> AsyncIterator[World]:
     coordinator.on_metadata_update(apis.image)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(coordinator.run())
-        shard = coordinator._shards[PartitionId(0)]
+        shard = shard_of(coordinator, PartitionId(0))
         await until(lambda: shard.is_ready)
-        yield World(apis, coordinator, log)
+        yield World(apis, coordinator, log, led)
         task.cancel()
 
 
@@ -235,7 +239,7 @@ async def test_rule_f2_a_read_that_is_refused_has_moved_nothing(world: World) ->
     assert read.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert read.outcome is Outcome.NOT_WRITTEN, "so another attempt skips nothing"
     world.log.shared.commit()
-    shard = world.coordinator._shards[PartitionId(0)]
+    shard = shard_of(world.coordinator, PartitionId(0))
     await until(lambda: shard.is_ready)
     assert await world.places("a") == [(0, 1)]
 
@@ -320,7 +324,7 @@ async def test_a_coordinator_that_is_deposed_ends_waiting_reads(world: World) ->
     waiting = asyncio.ensure_future(world.places("a", 5_000))
     await asyncio.sleep(0.02)
     world.log.shared.elect()
-    world.coordinator._leading = lambda where: None
+    world.led.clear()
     world.coordinator.on_metadata_update(world.apis.image)
     with pytest.raises(KafkaError) as refusal:
         await waiting

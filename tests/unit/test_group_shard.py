@@ -43,6 +43,7 @@ from raft_metadata.common.ids import (
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import HeartbeatAnswer
 from raft_metadata.records.records import BrokerState
+from tests.support.doors.server import heartbeat_in
 from tests.support.fake_broker_apis import FakeBrokerApis
 from tests.support.group_log import MemoryShardLog, SharedLog
 from tests.support.group_world import EARLIEST, G, T, facts
@@ -319,8 +320,8 @@ async def test_rule_g3_a_proof_counts_from_when_the_heartbeat_was_sent(tmp_path:
     controllers = OneController(clock, slow)
     subject = lifecycle(tmp_path, clock, controllers)
     async with asyncio.TaskGroup() as tasks:
-        beating = tasks.create_task(subject._heartbeat_while_registered(BrokerEpoch(1)))
-        await until(lambda: subject._proven_ms is not None)
+        beating = tasks.create_task(heartbeat_in(subject, BrokerEpoch(1)))
+        await until(lambda: subject.proven_ms is not None)
         clock.now_ms += 49
         assert subject.check_proof()
         clock.now_ms += 1  # 200 ms since it was sent: the margin of the session is used up
@@ -343,11 +344,11 @@ def led_group(image: MetadataImage) -> GroupId:
 
 @asynccontextmanager
 async def coordinating(
-    tmp_path: Path, log: MemoryShardLog, *, proven: bool
+    tmp_path: Path, log: MemoryShardLog, *, proven: bool, clock: ManualClock | None = None
 ) -> AsyncIterator[tuple[GroupCoordinator, GroupId]]:
-    clock = ManualClock()
+    clock = clock or ManualClock()
     subject = lifecycle(tmp_path, clock, OneController(clock, lambda: None))
-    subject._proven_ms = clock.now_ms if proven else None
+    subject.proven_ms = clock.now_ms if proven else None
     apis = FakeBrokerApis()
     apis.add_topic(OFFSETS_TOPIC, 12)
     apis.add_topic(T, 4)
@@ -387,12 +388,11 @@ async def test_rule_g3_a_read_without_a_controller_is_proven_by_an_append(tmp_pa
 
 
 async def test_rule_g3_a_coordinator_that_is_cut_off_answers_no_read(tmp_path: Path) -> None:
-    log = SharedLog().elect()
-    async with coordinating(tmp_path, log, proven=True) as (coordinator, group):
+    log, clock = SharedLog().elect(), ManualClock()
+    async with coordinating(tmp_path, log, proven=True, clock=clock) as (coordinator, group):
         offsets = (GroupOffset(T, ZERO, 3),)
         await coordinator.answer(CommitGroup(group=group, offsets=offsets))
         await coordinator.answer(DescribeGroup(group=group))
-        clock = cast("ManualClock", coordinator._clock)
         clock.now_ms += 10_000  # no heartbeat was acknowledged since
         log.next_append = KafkaError(ErrorCode.REQUEST_TIMED_OUT)
         with pytest.raises(KafkaError) as refusal:

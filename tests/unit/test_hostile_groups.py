@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,6 +17,7 @@ from broker.coordinator.group_messages import (
     CommitGroup,
     ConsumerSettings,
     CreateInstance,
+    DeleteInstance,
     DescribeInstance,
     GroupOffset,
     GroupOffsetRow,
@@ -28,6 +29,7 @@ from broker.coordinator.group_messages import (
 from broker.coordinator.rebalance import drop_deleted_topics, retarget
 from broker.coordinator.records import OFFSETS_TOPIC, GroupRecord, InstanceKey, StartKey
 from broker.record.batch import BatchSlice
+from broker.server.fetch import ReadRouting
 from http_api.peer.frames import MAX_FRAME_BYTES
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -42,6 +44,13 @@ from raft_metadata.common.ids import (
 from raft_metadata.common.ids import TopicPartition as Place
 from raft_metadata.records.commands import BrokerHeartbeat
 from raft_metadata.records.records import BrokerState
+from tests.support.doors.coordinator import (
+    instance_reader_of,
+    replace_proof,
+    sessions_held_by,
+    shard_of,
+)
+from tests.support.doors.server import proves
 from tests.support.fake_broker_apis import FakePartition
 from tests.support.group_log import SharedLog
 from tests.support.group_world import BY_HAND, EARLIEST, GroupWorld, facts, place
@@ -60,7 +69,7 @@ def recreate(world: World, name: TopicName, partitions: int, life: str) -> None:
     """The topic's name gets another topic, in one new image: nobody sees it missing."""
     old = world.apis.image.topic(name)
     assert old is not None
-    world.apis._set_topics(
+    world.apis.set_topics(
         {key: one for key, one in world.apis.image.topics.items() if key != old.topic_id}
     )
     world.apis.add_topic(name, partitions)
@@ -68,7 +77,7 @@ def recreate(world: World, name: TopicName, partitions: int, life: str) -> None:
     assert made is not None
     new = replace(made, topic_id=TopicId(life * 22))
     rest = {k: v for k, v in world.apis.image.topics.items() if k != made.topic_id}
-    world.apis._set_topics({**rest, new.topic_id: new})
+    world.apis.set_topics({**rest, new.topic_id: new})
     world.coordinator.on_metadata_update(world.apis.image)
 
 
@@ -112,7 +121,7 @@ async def test_rule_g2_after_a_load_a_new_life_starts_at_its_beginning(world: Wo
     await world.join("a", LATEST)
     recreate(world, T, 2, "B")
     await world.produce(0, b"1")
-    shard = world.coordinator._shards[PartitionId(0)]
+    shard = shard_of(world.coordinator, PartitionId(0))
     state = shard.state()
     for group in state.groups.values():
         for at in list(group.starts):
@@ -136,7 +145,7 @@ async def test_rule_g3_a_read_shows_nothing_that_may_still_be_lost(world: World)
         proving.set()
         await go_on.wait()
 
-    world.coordinator._prove = slow  # type: ignore[method-assign,assignment]
+    replace_proof(world.coordinator, slow)
     asked = asyncio.ensure_future(world.ask(GroupOffsets(group=G)))
     await proving.wait()
     world.log.commit_at_once = False
@@ -259,10 +268,7 @@ async def test_a_read_behind_another_one_waits_no_longer_than_it_said(world: Wor
     await world.produce(0, b"1")
     assert await first == [], "whoever sent it may be gone"
     assert await world.places("a") == [(0, 0)]
-    reader = world.coordinator._reader
-    assert reader is not None
-    assert not reader._locks
-    assert not reader._newest
+    assert sessions_held_by(instance_reader_of(world.coordinator)) == 0
 
 
 async def test_partitions_nobody_serves_do_not_hold_a_read(world: World) -> None:
@@ -295,10 +301,10 @@ async def test_partitions_nobody_serves_do_not_hold_a_read(world: World) -> None
 async def test_rule_g3_a_deposed_coordinator_does_not_say_that_an_instance_is_gone(
     tmp_path: Any,
 ) -> None:
-    log = SharedLog().elect()
-    async with coordinating(tmp_path, log, proven=True) as (coordinator, group):
+    log, clock = SharedLog().elect(), ManualClock()
+    async with coordinating(tmp_path, log, proven=True, clock=clock) as (coordinator, group):
         await coordinator.answer(CreateInstance(group=group, instance=ONE, settings=EARLIEST))
-        cast("ManualClock", coordinator._clock).now_ms += 10_000
+        clock.now_ms += 10_000
         log.shared.elect()  # another broker leads; the instance "b" was made there
         with pytest.raises(KafkaError) as refusal:
             await coordinator.answer(DescribeInstance(group=group, instance=InstanceId("b")))
@@ -333,17 +339,16 @@ async def test_rule_g2_a_start_that_goes_away_while_one_joins_is_resolved_again(
     await world.ask(CreateInstance(group=G, instance=InstanceId("b"), settings=LATEST))
     for _ in range(3):
         await world.produce(0, b"1")
-    reader = world.coordinator._reader
-    assert reader is not None
+    reader, deletions = (
+        instance_reader_of(world.coordinator),
+        [DeleteInstance(group=G, instance=ONE)],
+    )
     resolve = reader.resolve
 
     async def meanwhile(*args: Any) -> Any:
         found = await resolve(*args)
-        if ONE in world.coordinator._shards[PartitionId(0)].state().groups[G].instances:
-            shard = world.coordinator._shards[PartitionId(0)]
-            topics = world.coordinator._topics
-            key = InstanceKey(G, ONE)
-            shard.decide(lambda state: instances.delete_instance(state, key, topics))
+        if deletions:
+            await world.ask(deletions.pop())
         return found
 
     reader.resolve = meanwhile  # type: ignore[method-assign,assignment]
@@ -423,20 +428,20 @@ async def test_lags_of_partitions_nobody_leads_do_not_hold_the_offsets(
 ) -> None:
     """Each end is looked for 5 s: a thousand of them took minutes."""
     rows = tuple(GroupOffsetRow(T, PartitionId(at), 7, "", None) for at in range(1_000))
-    apis, _, _, _ = door(tmp_path, [group_messages.encode_answer(rows)])
-    clock = apis._groups._clock = ManualClock()
+    clock = ManualClock()
+    apis, _, _, _ = door(tmp_path, [group_messages.encode_answer(rows)], clock=clock)
     asked = []
 
-    async def nobody_leads(topic: TopicName, partition: PartitionId) -> Any:
+    async def nobody_leads(_: ReadRouting, topic: TopicName, partition: PartitionId) -> Any:
         asked.append(partition)
         if partition == 0:
             clock.now_ms += 5_001
         raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)
 
-    monkeypatch.setattr(apis, "offsets", nobody_leads)
+    monkeypatch.setattr(ReadRouting, "offsets", nobody_leads)
     found = await apis.group(GroupOffsets(group=GroupId("g")))
     assert [row.offset for row in found] == [7] * 1_000
-    assert len(asked) < 100
+    assert 0 < len(asked) < 100
 
 
 # ---------------------------------------------------------------- who proves it
@@ -458,5 +463,5 @@ async def test_rule_g3_a_controller_without_its_majority_proves_nobody(tmp_path:
     clock = ManualClock()
     subject = lifecycle(tmp_path, clock, OneController(clock, lambda: None))
     unfenced = replace(answer, state=BrokerState.UNFENCED, committed_offset=MetadataOffset(0))
-    assert not subject._proves(unfenced)
-    assert subject._proves(replace(unfenced, majority_answers=True))
+    assert not proves(subject, unfenced)
+    assert proves(subject, replace(unfenced, majority_answers=True))

@@ -16,6 +16,7 @@ from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.peer_requests import PeerRequests
 from broker.server.requests import ProduceRequest
+from broker.server.topics import TopicRequests
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, Claim, PartitionId, TopicName
@@ -178,7 +179,7 @@ async def test_one_partition_that_is_not_there_refuses_all_and_nothing_is_writte
     async def found(*_: object) -> None:
         """Nothing newer is known."""
 
-    monkeypatch.setattr(brokers.leader._topics, "catch_up_with", found)
+    monkeypatch.setattr(TopicRequests, "catch_up_with", found)
     asked = dataclasses.replace(
         request(0, b'{"value":2,"partition":1}'), partition=None, claim=None
     )

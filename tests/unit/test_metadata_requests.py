@@ -54,6 +54,7 @@ class Controllers:
     machine: MetadataStateMachine
     states: dict[NodeId, ControllerState] = field(default_factory=dict)
     fetched: list[tuple[NodeId, FetchMetadata]] = field(default_factory=list)
+    answers: list[FetchMetadataAnswer] = field(default_factory=list)
     down: set[NodeId] = field(default_factory=set)
     controllers: tuple[NodeId, ...] = NODES
 
@@ -73,7 +74,9 @@ class Controllers:
         self.fetched.append((source, request))
         if source in self.down:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
-        return await self.feed.fetch(request)
+        answer = await self.feed.fetch(request)
+        self.answers.append(answer)
+        return answer
 
 
 @dataclass
@@ -168,7 +171,8 @@ async def test_what_is_too_old_is_told_from_this_brokers_image() -> None:
     page = await world.requests.log(offset(0), 0)
     assert page.batches == ()
     assert page.instead is world.loader.image
-    assert world.controllers.feed._snapshot is None, "no controller makes one for a reader"
+    made = [answer.snapshot for answer in world.controllers.answers]
+    assert not any(made), "no controller makes one for a reader"
 
 
 async def test_beyond_the_end_is_refused() -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from broker.log.log_reader import warm
 from broker.log.segment import ReadCounts
 from broker.server.local_partitions import LocalPartitions, Read
-from raft_metadata.common.disk import Disk, ReadCounts
+from raft_metadata.common.disk import Disk
 from tests.support.doors.log import open_files_of
 from tests.support.logs import Life, append
 from tests.unit.test_broker_local_partitions import HERE, ME, Here, image, records
