@@ -181,10 +181,10 @@ def _group(parts: list[bytes], times: array[int], formats: tuple[str, str]) -> L
 
 def cut(group: LineGroup) -> Cells:
     """Return the columns of a group, as text."""
-    return _cut_quickly(group.lines) or _cut_slowly(group.lines)
+    return cut_quickly(group.lines) or cut_slowly(group.lines)
 
 
-def _cut_quickly(lines: bytes) -> Cells | None:
+def cut_quickly(lines: bytes) -> Cells | None:
     """Cut the lines by splitting; return None if that could be wrong for a line."""
     rows = pc.split_pattern(pa.array([lines], pa.binary()), b"\n").flatten()
     rows = rows.slice(0, len(rows) - 1)
@@ -219,7 +219,7 @@ def _integers(texts: pa.Array) -> pa.Array:
     return texts.cast(pa.string()).cast(pa.int64())
 
 
-def _cut_slowly(lines: bytes) -> Cells:
+def cut_slowly(lines: bytes) -> Cells:
     """Cut the lines by a JSON decoder, one after the other."""
     try:
         rows = _decode_lines(lines)

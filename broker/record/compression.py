@@ -85,15 +85,16 @@ def pack(lines: bytes | memoryview) -> bytes | None:
     replicas, and may be passed on for years before a client unpacks it. If it does not give the
     same lines, which only a fault of memory or of the library explains, the lines are stored.
     """
-    return None if len(lines) < MIN_LINES_BYTES else _compress_if_shorter(lines)
+    return None if len(lines) < MIN_LINES_BYTES else compress_if_shorter(lines)
 
 
-def _compress_if_shorter(lines: bytes | memoryview) -> bytes | None:
-    frame = _compress(lines)
+def compress_if_shorter(lines: bytes | memoryview) -> bytes | None:
+    """Return the lines as one frame that was read back; None if it is not shorter, or wrong."""
+    frame = compress(lines)
     if len(frame) >= len(lines):
         return None
     try:
-        same = _decompress(frame) == lines
+        same = decompress(frame) == lines
     except BatchError:
         same = False
     if not same:
@@ -102,7 +103,8 @@ def _compress_if_shorter(lines: bytes | memoryview) -> bytes | None:
     return frame
 
 
-def _compress(lines: bytes | memoryview) -> bytes:
+def compress(lines: bytes | memoryview) -> bytes:
+    """Return the lines as one frame, by a compressor that no other thread uses meanwhile."""
     try:
         context = _compressors.pop()
     except IndexError:
@@ -112,7 +114,7 @@ def _compress(lines: bytes | memoryview) -> bytes:
     return frame
 
 
-def _decompress(frame: bytes | memoryview) -> bytes:
+def decompress(frame: bytes | memoryview) -> bytes:
     """Return the content of one frame, at most the size in its header. BatchError if broken."""
     try:
         context = _decompressors.pop()
@@ -160,7 +162,7 @@ def lines_of(header: BatchHeader, stored: bytes | memoryview) -> bytes | memoryv
         msg = f"compression codec {codec} is not known, expected 0 (none) or {ZSTD} (zstd)"
         raise BatchError(msg)
     unpacked_size(stored)
-    lines = _decompress(stored)
+    lines = decompress(stored)
     if not lines.endswith(b"\n"):
         msg = "a zstd frame that does not end with a whole line"
         raise BatchError(msg)
@@ -176,7 +178,7 @@ def stored_as(header: BatchHeader, lines: bytes, count: int) -> tuple[BatchHeade
     """
     frame = None
     if header.is_compressed:
-        frame = pack(lines) if len(lines) <= header.length else _compress_if_shorter(lines)
+        frame = pack(lines) if len(lines) <= header.length else compress_if_shorter(lines)
     if frame is not None:
         return header._replace(length=len(frame), count=count), frame
     attributes = header.attributes & ~COMPRESSION_MASK
@@ -255,7 +257,7 @@ def framed_as_single(
         else:
             parts.append(piece.lines)
     whole = b"".join(parts)
-    return FramedBody([_compress(whole)], len(whole))
+    return FramedBody([compress(whole)], len(whole))
 
 
 def _as_frames(lines: bytes | memoryview, *, shorten: bool) -> list[bytes | memoryview]:
@@ -264,7 +266,7 @@ def _as_frames(lines: bytes | memoryview, *, shorten: bool) -> list[bytes | memo
     Uncompressed frames cost only a copy, and 33 bytes a megabyte.
     """
     if shorten and len(lines) >= MIN_LINES_BYTES:
-        return [_compress(lines)]
+        return [compress(lines)]
     parts: list[bytes | memoryview] = []
     for start in range(0, len(lines), _RAW_FRAME):
         content = lines[start : start + _RAW_FRAME]

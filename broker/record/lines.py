@@ -128,16 +128,17 @@ if HAS_MSGSPEC:
         value_schema_id: OptionalRaw = None
 
     _decode_bare_envelope = msgspec.json.Decoder(_BareEnvelope).decode
-    _decode_envelope = msgspec.json.Decoder(_Envelope).decode
+    _decode_whole_envelope = msgspec.json.Decoder(_Envelope).decode
     encode_lines = msgspec.json.Encoder().encode_lines
 
-    def _decode(body: bytes) -> Sequence[ProduceRecord]:
+    def decode_envelope(body: bytes) -> Sequence[ProduceRecord]:
+        """Return the records of a v2 produce body, with their texts as they stand in it."""
         try:
             return _decode_bare_envelope(body).records
         except msgspec.DecodeError:
             pass  # the other decoder reports the fault, if there is one
         try:
-            return _decode_envelope(body).records
+            return _decode_whole_envelope(body).records
         except msgspec.ValidationError as error:
             text = str(error)
             wrong_kind = text.startswith(("Expected `object`", "Expected `array`"))
@@ -153,8 +154,7 @@ if HAS_MSGSPEC:
 
 elif not TYPE_CHECKING:
     from broker.record.plain_lines import PlainRecord as ProduceRecord
-    from broker.record.plain_lines import decode_envelope as _decode
-    from broker.record.plain_lines import encode_lines
+    from broker.record.plain_lines import decode_envelope, encode_lines
 
     class BareRecord(ProduceRecord):
         """A class without instances: without msgspec every record's fields are checked."""
@@ -203,9 +203,9 @@ def decode_records(body: bytes) -> Sequence[ProduceRecord]:
     try:
         if not body.isascii():
             body.decode()
-        records = _decode(body)
+        records = decode_envelope(body)
         if b"\n" in body or b"\r" in body:
-            records = _decode(body.replace(b"\n", b" ").replace(b"\r", b" "))
+            records = decode_envelope(body.replace(b"\n", b" ").replace(b"\r", b" "))
     except UnicodeDecodeError as error:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, f"the body is not UTF-8 at byte {error.start}"

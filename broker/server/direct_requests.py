@@ -176,7 +176,7 @@ class DirectRequests:
             answered_forward = partial(
                 self._answers.call, _tell_forwarded, answered, place.partition
             )
-            return self._forwarded.take(append, answered_forward, _elements(request))
+            return self._forwarded.take(append, answered_forward, records_text(request))
         batch_key = AppendBatchKey(place, request.stored_as, request.acks, timeout_ms)
         if body_bytes < GATHERED_BYTES_MAX and are_bare(request.records):
             self._gathered.add(batch_key, request.records, body_bytes, answered)
@@ -252,7 +252,7 @@ class DirectRequests:
         return None if result is None else (result, image)
 
 
-def _elements(request: DirectProduce) -> bytes | None:
+def records_text(request: DirectProduce) -> bytes | None:
     """Return the records as the text of the body's array; None if it can't be cut out safely.
 
     A body of bare records holds nothing else. If it has a single closing bracket it holds a single

@@ -157,8 +157,8 @@ class ForwardedProduces:
         """Queues that may have something to send at the end of this turn of the loop."""
         self._postings: dict[tuple[BrokerId, str], list[_Posting]] = {}
         """Requests of this turn, by broker and its address."""
-        self._waiting = 0
-        self._waiting_bytes = 0
+        self.waiting = 0
+        self.waiting_bytes = 0
         self._producer_ids: dict[bool, int] = {}
         self._ask_again_s = 0.0
 
@@ -207,8 +207,8 @@ class ForwardedProduces:
         queue = self._queue_of(request.partition, request.acks)
         texts = _encode_arrays(request.records)
         size = sum(len(text) for text, _ in texts)
-        if self._waiting >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
-            said = f"{self._waiting} produces wait to be forwarded ({self._waiting_bytes} bytes)"
+        if self.waiting >= WAITING_MAX or self.waiting_bytes + size > WAITING_BYTES_MAX:
+            said = f"{self.waiting} produces wait to be forwarded ({self.waiting_bytes} bytes)"
             raise KafkaError(ErrorCode.QUEUE_FULL, said)
         loop = asyncio.get_running_loop()
         futures = []
@@ -236,7 +236,7 @@ class ForwardedProduces:
             ((text, _), *more) = _encode_arrays(request.records)
             if more:
                 return False
-        if self._waiting >= WAITING_MAX or self._waiting_bytes + len(text) > WAITING_BYTES_MAX:
+        if self.waiting >= WAITING_MAX or self.waiting_bytes + len(text) > WAITING_BYTES_MAX:
             return False
         deadline_ms = self._clock.monotonic_ms() + request.timeout_ms + LATE_GRACE_MS
         queue = self._queue_of(request.partition, request.acks)
@@ -255,15 +255,15 @@ class ForwardedProduces:
         """Queue a produce, to be sent with all others at the end of this turn of the loop."""
 
         def done(base_offset: int, error: KafkaError | None) -> None:
-            self._waiting -= 1
-            self._waiting_bytes -= len(text)
+            self.waiting -= 1
+            self.waiting_bytes -= len(text)
             try:
                 answered(base_offset, error)
             except Exception:  # noqa: BLE001 a bug: those behind it get their answers
                 _log.exception("result of a forward not delivered partition=%s", queue.partition)
 
-        self._waiting += 1
-        self._waiting_bytes += len(text)
+        self.waiting += 1
+        self.waiting_bytes += len(text)
         kind = (request.key_format, request.value_format, request.acks)
         queue.channel.add(PendingProduce(text, count, kind, deadline_ms, done))
         if queue.expiry is None or deadline_ms < queue.expiry.deadline_ms:

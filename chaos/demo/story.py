@@ -100,15 +100,16 @@ async def play_demo(run: Run, cluster: LocalCluster, options: Options, clean_up:
             f"cluster ready in {seconds:.1f} s: {len(now.controllers)} controllers, "
             f"{len(now.brokers)} brokers, {' '.join(node.url for node in now.brokers)}"
         )
-        await _play_all(LEGS, context)
+        await play_all(LEGS, context)
         code = await cluster.stop()
         run.judge(
             verdict("clean stop", f"exit {code}, no process left", [str(code)] if code else [])
         )
-        await _play_all(LEGS_OF_THEIR_OWN, context)
+        await play_all(LEGS_OF_THEIR_OWN, context)
 
 
-async def _play_all(legs: tuple[Leg, ...], context: DemoContext) -> None:
+async def play_all(legs: tuple[Leg, ...], context: DemoContext) -> None:
+    """Play these legs in order; those that need Spark only if the run has it."""
     for leg in legs:
         if leg.needs_spark and not context.options.spark:
             continue

@@ -104,7 +104,7 @@ class Network:
     async def traffic(self) -> dict[Link, Traffic]:
         """Return bytes per link, of connections that have ended."""
         async with self._turn:
-            counts = await asyncio.to_thread(self._required().bytes_by_proxy)
+            counts = await asyncio.to_thread(self.server_api().bytes_by_proxy)
         found = {}
         for link in self._addresses:
             count = counts.get(link.name, {})
@@ -116,7 +116,8 @@ class Network:
             )
         return found
 
-    def _required(self) -> ToxiproxyApi:
+    def server_api(self) -> ToxiproxyApi:
+        """Return the API of the running server; raise NetworkError before `start`."""
         if self._api is None:
             msg = "the network is not started"
             raise NetworkError(msg)
@@ -125,7 +126,7 @@ class Network:
     # -- desired and real
 
     def _reconcile(self) -> None:
-        api = self._required()
+        api = self.server_api()
         differences: list[str] = []
         for _ in range(RECONCILE_ATTEMPTS):
             self._change(api, api.proxies())

@@ -200,8 +200,8 @@ STOP_DEADLINE_S = 2.0
 START_ATTEMPTS = 3
 """Attempts to start; another process may take the chosen port first."""
 _POLL_S = 0.02
-_PORTS_FROM = 10_240
-_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+PORTS_FROM = 10_240
+EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _MODULE = re.compile(rb"mod\tgithub\.com/Shopify/toxiproxy/v2\tv(\d+\.\d+\.\d+)")
 
 
@@ -248,12 +248,12 @@ def free_port(taken: set[int] | None = None) -> int:
     A disabled proxy closes its listener; no outgoing connection takes such a port meanwhile.
     """
     try:
-        end = int(_EPHEMERAL_RANGE.read_text().split()[0])
+        end = int(EPHEMERAL_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         end = 32_768
     random = SystemRandom()
     while True:
-        port = random.randrange(_PORTS_FROM, max(end, _PORTS_FROM + 1_000))
+        port = random.randrange(PORTS_FROM, max(end, PORTS_FROM + 1_000))
         if taken is not None and port in taken:
             continue
         with socket.socket() as probe:

@@ -210,14 +210,14 @@ def opened_node(
     lock.acquire(config.name)
     try:
         meta = read_meta(config.data_dir, config.cluster_id, config.node_id)
-        with _node_exits():
+        with node_exits():
             yield OpenedNode(config=config, meta=meta, insecure=insecure)
     finally:
         lock.release()
 
 
 @contextlib.contextmanager
-def _node_exits() -> Iterator[None]:
+def node_exits() -> Iterator[None]:
     """Turn every failure of a node into its exit code (interfaces.md §1)."""
     try:
         yield

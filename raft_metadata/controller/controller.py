@@ -188,7 +188,7 @@ class Controller:
                     defaults=self.config.defaults,
                     chance=self._chance(),
                     voter_levels=voter_levels,
-                    damaged_replicas=self._damaged_replicas(image),
+                    damaged_replicas=self.damaged_replicas(image),
                 )
                 return decide_admin(image, command, context)
         return cast(tuple[Records, A], decision)
@@ -287,7 +287,7 @@ class Controller:
         fence = self._fence(image)
         if fence:
             return ProposedBatch(fence, Urgency.FENCE)
-        offsets = {one: self._metadata_offset(broker) for one, broker in image.brokers.items()}
+        offsets = {one: self.metadata_offset(broker) for one, broker in image.brokers.items()}
         self._to_examine.requeue(offsets)
         if not (self._to_examine.is_empty or bulk_allowed):
             return None
@@ -333,9 +333,7 @@ class Controller:
         """Return background changes: replicas leave drained brokers, leaderships return."""
         now_ms, defaults = self.sessions.judge_ms, self.config.defaults
         drained = self._drains.moves(image, now_ms, defaults)
-        return drained or self._balance.moves(
-            image, now_ms, defaults, self._damaged_replicas(image)
-        )
+        return drained or self._balance.moves(image, now_ms, defaults, self.damaged_replicas(image))
 
     def _consequences(self, image: MetadataImage, offsets: ReportedOffsets) -> Records:
         """Return the changes that the next partitions owe; note those that wait for a broker."""
@@ -347,15 +345,15 @@ class Controller:
             defaults=self.config.defaults,
             changes_max=self.config.changes_per_batch_max,
             reported_offsets=offsets,
-            damaged_replicas=self._damaged_replicas(image),
-            complete_reporters=self._brokers_with_complete_report(image),
+            damaged_replicas=self.damaged_replicas(image),
+            complete_reporters=self.brokers_with_complete_report(image),
         )
         self._to_examine.take(found, offsets)
         return found.records
 
     def _changes(self, image: MetadataImage) -> Iterator[Records]:
         """Yield changes of brokers' states, for when no partition owes a change to them."""
-        defaults, damaged = self.config.defaults, self._damaged_replicas(image)
+        defaults, damaged = self.config.defaults, self.damaged_replicas(image)
         for broker_id, broker in image.brokers.items():
             if not broker.settled:
                 records = decide_settled(
@@ -446,7 +444,7 @@ class Controller:
             for other in image.brokers.values()
             if other.broker_id != broker_id
             and other.state is BrokerState.UNFENCED
-            and self._metadata_offset(other) < free_since
+            and self.metadata_offset(other) < free_since
         ]
         if behind:
             return False, f"brokers {behind} have not reached metadata offset {free_since}"
@@ -461,7 +459,7 @@ class Controller:
         self._progress[broker_id] = (image, progress)
         return progress
 
-    def _damaged_replicas(self, image: MetadataImage) -> DamagedReplicas:
+    def damaged_replicas(self, image: MetadataImage) -> DamagedReplicas:
         """Return the damaged replicas reported in the live sessions."""
         return self._damage.of(
             {
@@ -471,7 +469,7 @@ class Controller:
             }
         )
 
-    def _brokers_with_complete_report(self, image: MetadataImage) -> frozenset[BrokerId]:
+    def brokers_with_complete_report(self, image: MetadataImage) -> frozenset[BrokerId]:
         """Return the live brokers that have reported all their damaged replicas."""
         return frozenset(
             broker.broker_id
@@ -479,7 +477,7 @@ class Controller:
             if session.damage.is_report_complete
         )
 
-    def _metadata_offset(self, broker: BrokerRegistration) -> MetadataOffset:
+    def metadata_offset(self, broker: BrokerRegistration) -> MetadataOffset:
         """Return the metadata offset that the broker last reported; 0 without a live session."""
         session = self.sessions.session(broker.broker_id, broker.broker_epoch)
         return MetadataOffset(0) if session is None else session.metadata_offset

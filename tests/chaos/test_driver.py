@@ -113,8 +113,8 @@ async def test_a_proxy_never_sits_on_a_port_that_a_node_will_listen_on(
     binary: Path, echo: EchoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes are formatted first and started last: nobody listens on their ports meanwhile."""
-    monkeypatch.setattr(toxiproxy, "_EPHEMERAL_RANGE", tmp_path / "none")
-    monkeypatch.setattr(toxiproxy, "_PORTS_FROM", 31_000)
+    monkeypatch.setattr(toxiproxy, "EPHEMERAL_RANGE", tmp_path / "none")
+    monkeypatch.setattr(toxiproxy, "PORTS_FROM", 31_000)
     open_to_all = {32_111, 32_222, 32_333}
     network = Network(binary, tmp_path / "toxiproxy.log")
     network.start(set(range(31_000, 32_768)) - open_to_all)
@@ -184,7 +184,7 @@ async def test_a_slow_link_is_late_and_a_sliced_one_whole(
     assert caller.ask(b"late\n") == b"late\n"
     assert time.monotonic() - began >= 0.19, "there and back"
     await network.shape(on_each([LINK], LinkState(slice_bytes=2)))
-    (view,) = network._required().proxies().values()
+    (view,) = network.server_api().proxies().values()
     assert [name for name, _ in view.toxics] == ["slicer_downstream", "slicer_upstream"]
     assert caller.ask_all(b"in pieces\n") == b"in pieces\n"
     assert echo.seen == [b"late\n", b"in pieces\n"]
@@ -194,7 +194,7 @@ async def test_a_slow_link_is_late_and_a_sliced_one_whole(
 async def test_reconcile_undoes_what_somebody_else_did(network: Network, echo: EchoServer) -> None:
     ways = await network.lay({LINK: echo.address, BACK: echo.address})
     await network.shape(answers_lost([LINK]))
-    api = network._required()
+    api = network.server_api()
     api.destroy(LINK.name)
     api.enable(BACK.name, enabled=False)
     api.add_toxic(BACK.name, Toxic("timeout", ANSWERS, (("timeout", 0),)))
@@ -239,8 +239,8 @@ async def test_two_networks_in_one_process_do_not_share_a_server(
     try:
         await network.lay({LINK: echo.address})
         await other.lay({BACK: echo.address})
-        assert set(network._required().proxies()) == {LINK.name}
-        assert set(other._required().proxies()) == {BACK.name}
+        assert set(network.server_api().proxies()) == {LINK.name}
+        assert set(other.server_api().proxies()) == {BACK.name}
     finally:
         other.stop()
 

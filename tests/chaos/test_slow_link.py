@@ -75,7 +75,7 @@ async def test_rule_r9_a_slow_link_slows_its_own_follower_only(tmp_path: Path) -
             await door.write("large", "x" * 1_000, BODY_RECORDS)
         link = Link(SLOW, LEADER, Plane.PEER)
         slow = Toxic("bandwidth", ANSWERS, (("rate", KB_PER_S),))
-        cluster.network._required().add_toxic(link.name, slow)
+        cluster.network.server_api().add_toxic(link.name, slow)
         assert leader.pid is not None
         before_mb = memory_mb(leader.pid)[0]
         await door.reassign("large", [LEADER, SLOW])

@@ -11,6 +11,7 @@ import pytest
 from http_api.server import lane_connection
 from http_api.server.fast_lane import CACHE_ENTRIES_MAX, FastLane
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from tests.support.doors.http import note_lane_transitions, note_unparsed_requests, texts_kept_by
 from tests.support.fake_broker_apis import FakeBrokerApis
 from tests.support.http_door import open_door, read_answer
 from tests.support.lane_requests import (
@@ -32,19 +33,7 @@ NOT_WRITTEN = KafkaError(
 @pytest.fixture
 def unparsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Every request that was taken without the parser."""
-    taken: list[bytes] = []
-    append = lane_connection.LaneConnection._append_known
-
-    def noted(
-        self: lane_connection.LaneConnection, lane: Any, known: Any, pieces: Any, body: bytes
-    ) -> bool:
-        done = append(self, lane, known, pieces, body)
-        if done:
-            taken.append(b"".join(pieces))
-        return done
-
-    monkeypatch.setattr(lane_connection.LaneConnection, "_append_known", noted)
-    return taken
+    return note_unparsed_requests(monkeypatch)
 
 
 def flights() -> FakeBrokerApis:
@@ -238,8 +227,7 @@ async def test_heads_that_are_kept_are_few_and_short(monkeypatch: pytest.MonkeyP
         for request in sent:
             writer.write(request)
             await read_answer(reader)
-        for kept in (lane._paths, lane._roles, lane._replies, lane._zstd):
-            assert all(key is None or len(key) < len(long) for key in kept)
+        assert all(len(text) < len(long) for text in texts_kept_by(lane))
 
 
 @pytest.mark.parametrize("blank", [b"\r\n\r\n", b"\n\r\n\r\n", b"\r\n\r\n\r\n"])
@@ -473,19 +461,7 @@ async def test_states_of_a_connection_follow_each_other_as_the_table_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Produces whole and in packets, with a head that is new and one that is known."""
-    seen: dict[object, set[object]] = {}
-
-    def kind(state: lane_connection.LaneState) -> object:
-        return state if isinstance(state, lane_connection.Phase) else type(state)
-
-    def noted(self: lane_connection.LaneConnection, state: lane_connection.LaneState) -> None:
-        old = self.__dict__.get("state", state)
-        if old is not state:
-            seen.setdefault(kind(old), set()).add(kind(state))
-        self.__dict__["state"] = state
-
-    watched = property(lambda self: self.__dict__["state"], noted)
-    monkeypatch.setattr(lane_connection.LaneConnection, "_lane_state", watched, raising=False)
+    seen = note_lane_transitions(monkeypatch)
     async with connection(flights()) as (_, reader, writer):
         for offset, pieces in enumerate([2, 1, 1, 2]):
             request = post(ONE)

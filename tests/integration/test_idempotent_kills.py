@@ -59,7 +59,7 @@ async def _beside(
     cluster: LiveCluster, topic: str, first: Any, before: Any, lanes: asyncio.TaskGroup
 ) -> Any:
     """One more writer, with the first one's connections and history."""
-    writer = type(first)(first._http, topic, 1, first._endpoints, beside=before)
+    writer = type(first)(first.http, topic, 1, first.endpoints, beside=before)
     lanes.create_task(writer.run())
     return writer
 

@@ -6,11 +6,9 @@ import asyncio
 import socket
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp.abc import AbstractStreamWriter
 
-from http_api.peer import controller_link
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     MetadataOffset,
@@ -24,6 +22,7 @@ from raft_metadata.records.commands import (
     FetchMetadata,
 )
 from raft_metadata.records.records import TopicRecord
+from tests.support.doors.http import call_before_commands
 from tests.support.peer_controllers import (
     ALTERS,
     BROKER,
@@ -139,16 +138,12 @@ async def test_rule_f1_a_connection_found_closing_took_nothing_and_another_is_as
     """A controller that is being stopped closes the connection that we have just picked."""
     closing = ["the first"]
 
-    async def closed_under_us(
-        self: aiohttp.BytesPayload, writer: AbstractStreamWriter, content_length: int | None
-    ) -> None:
+    def close_it(writer: AbstractStreamWriter) -> None:
         if closing and writer.transport is not None:
             closing.pop()
             writer.transport.abort()
-        await original(self, writer, content_length)
 
-    original = controller_link._Command.write_with_length
-    monkeypatch.setattr(controller_link._Command, "write_with_length", closed_under_us)
+    call_before_commands(monkeypatch, close_it)
     async with quorum() as nodes, channel(nodes.addresses) as controllers:
         await controllers.execute(DRAIN, timeout_ms=2000)
         assert not closing

@@ -11,6 +11,7 @@ from broker.ports import PeerCall, PeerRequest
 from http_api.peer.peer_channel import TcpPeerChannel
 from http_api.peer.peer_server import PeerLimits
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from tests.support.doors.http import transport_to
 from tests.support.peer_rpc import DIRECT, ECHO, TWO, WAIT, Services, channel, refused, serving
 from tests.support.tcp_relay import TcpRelay
 from tests.support.waiting import until
@@ -202,15 +203,13 @@ async def test_who_does_not_read_gets_direct_answers_once_it_does() -> None:
         count, answer = 40, b"x" * 500_000
         assert posted.post(*[b"a"] * count) is not None
         await until(lambda: len(services.directly) == count)
-        connection = peers._links[TWO].connection
-        assert connection is not None
-        assert connection._transport is not None
-        connection._transport.pause_reading()
+        transport = transport_to(peers, TWO)
+        transport.pause_reading()
         for _, answered in services.directly:
             answered(answer, None)
         await asyncio.sleep(0.05)
         assert len(posted.told) < count
-        connection._transport.resume_reading()
+        transport.resume_reading()
         told = await posted.until_told(count)
         assert [number for number, *_ in told] == list(range(count))
         waiting = asyncio.get_running_loop().create_task(

@@ -137,9 +137,9 @@ JSON_VALUES = st.recursive(
 
 def stored_lines(body: bytes, *, plain: bool) -> list[bytes]:
     """Through the public door, on either library."""
-    decode, encode = lines._decode, lines.encode_lines
+    decode, encode = lines.decode_envelope, lines.encode_lines
     if plain:
-        lines._decode = plain_lines.decode_envelope  # type: ignore[assignment]
+        lines.decode_envelope = plain_lines.decode_envelope  # type: ignore[assignment]
         lines.encode_lines = plain_lines.encode_lines  # type: ignore[assignment]
     try:
         batches = lines.encode_batches(
@@ -152,7 +152,7 @@ def stored_lines(body: bytes, *, plain: bool) -> list[bytes]:
             durable_end=0,
         )
     finally:
-        lines._decode, lines.encode_lines = decode, encode
+        lines.decode_envelope, lines.encode_lines = decode, encode
     return b"".join(b.raw[HEADER_SIZE:] for b in batches).split(b"\n")[:-1]
 
 

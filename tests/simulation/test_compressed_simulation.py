@@ -28,13 +28,13 @@ counted: Counter[str] = Counter()
 @pytest.fixture
 def frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Append two batches of three as frames, however short they are."""
-    encode, unpack = partition_log.encode_batches, compression._decompress
+    encode, unpack = partition_log.encode_batches, compression.decompress
 
     def encoded(*records: Any, **fields: Any) -> Any:
         kind = CHANCE.choice(("frames", "frames", "lines"))
         counted[kind] += 1
         if kind == "frames":
-            fields["pack"] = compression._compress
+            fields["pack"] = compression.compress
         return encode(*records, **fields)
 
     def unpacked(frame: Any) -> bytes:
@@ -42,9 +42,9 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> None:
         return unpack(frame)
 
     monkeypatch.setattr(partition_log, "encode_batches", encoded)
-    monkeypatch.setattr(compression, "_decompress", unpacked)
+    monkeypatch.setattr(compression, "decompress", unpacked)
     monkeypatch.setattr(compression, "MIN_LINES_BYTES", 1)
-    monkeypatch.setattr(compression, "_compress_if_shorter", compression._compress)
+    monkeypatch.setattr(compression, "compress_if_shorter", compression.compress)
 
 
 def simulate(seed: int) -> World:

@@ -47,13 +47,13 @@ class LiveWriter:
         endpoints: Sequence[Endpoint],
         beside: LiveWriter | None = None,
     ) -> None:
-        self._http = http
+        self.http = http
         self.topic = topic
         self.partitions = partitions
         self.history: History = beside.history if beside else History([])
-        self._number: int = beside._number + 1 if beside else 0
+        self.number: int = beside.number + 1 if beside else 0
         self.clock = SystemClock()
-        self._endpoints = list(endpoints)
+        self.endpoints = list(endpoints)
         self._stopping = False
         self._acknowledged = dict.fromkeys(range(partitions), 0)
 
@@ -69,15 +69,15 @@ class LiveWriter:
 
     def bind(self, endpoints: Sequence[Endpoint]) -> None:
         """From the next request on, write through these brokers."""
-        self._endpoints = list(endpoints)
+        self.endpoints = list(endpoints)
 
     async def _lane(self, partition: int) -> None:
-        key = key_for(partition, self.partitions, self._number)
+        key = key_for(partition, self.partitions, self.number)
         at = partition
         due_ms: int | None = None
         while not self._stopping:
             rows = self._new_rows(partition, key)
-            endpoint = self._endpoints[at % len(self._endpoints)]
+            endpoint = self.endpoints[at % len(self.endpoints)]
             sent_ms = self.clock.monotonic_ms()
             due_ms = sent_ms if due_ms is None else due_ms
             stored = await self._send(endpoint, rows, due_ms, sent_ms)
@@ -98,7 +98,7 @@ class LiveWriter:
     async def _send(self, endpoint: Endpoint, rows: range, due_ms: int, sent_ms: int) -> int:
         """Send once, write down what was answered; how many were stored."""
         records = [self.history.records[row] for row in rows]
-        results = await self._http.produce(endpoint.url, self.topic, records, PRODUCE_TIMEOUT_MS)
+        results = await self.http.produce(endpoint.url, self.topic, records, PRODUCE_TIMEOUT_MS)
         now = self.clock.monotonic_ms()
         stored: list[Position] = []
         failed: dict[Failed, list[int]] = {}

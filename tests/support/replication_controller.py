@@ -204,20 +204,20 @@ class Controller:
 
     def failed(self) -> DamagedReplicas:
         """Damaged replicas, as the active controller has heard of them."""
-        return self.minds[self.active]._damaged_replicas(self.image)
+        return self.minds[self.active].damaged_replicas(self.image)
 
     def heard(self) -> dict[BrokerId, MetadataOffset]:
         """How far each broker said last that it has read (rule G3)."""
         mind = self.minds[self.active]
-        return {b: mind._metadata_offset(broker) for b, broker in self.image.brokers.items()}
+        return {b: mind.metadata_offset(broker) for b, broker in self.image.brokers.items()}
 
     def misses(self, broker: Broker, reports: tuple[DamagedReplica, ...]) -> bool:
         """Whether a controller knows less of a broker's damaged replicas than this, or more."""
         if reports:
             return True
         return any(
-            broker.id not in mind._brokers_with_complete_report(self.image)
-            or broker.id in mind._damaged_replicas(self.image).get(HERE, {})
+            broker.id not in mind.brokers_with_complete_report(self.image)
+            or broker.id in mind.damaged_replicas(self.image).get(HERE, {})
             for mind in self.minds
         )
 
@@ -262,7 +262,7 @@ class Controller:
             changes_max=1,
             reported_offsets=self.heard(),
             damaged_replicas=self.failed(),
-            complete_reporters=self.minds[self.active]._brokers_with_complete_report(self.image),
+            complete_reporters=self.minds[self.active].brokers_with_complete_report(self.image),
         )
         before = self.partition
         self.commit(list(found.records))

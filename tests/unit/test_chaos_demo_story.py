@@ -102,5 +102,5 @@ async def test_without_spark_only_the_legs_that_need_it_are_left_out() -> None:
     )
     for spark in (True, False):
         context = SimpleNamespace(options=SimpleNamespace(spark=spark))
-        await story._play_all(legs, context)  # type: ignore[arg-type]
+        await story.play_all(legs, context)  # type: ignore[arg-type]
     assert seen == ["a", "spark", "b", "a", "b"]

@@ -16,6 +16,7 @@ from http_api.client.consumer import ends, fetch, fetch_lines
 from http_api.client.producer import NewRecord, RecordOutcome, send
 from http_api.client.transport import Client, is_readable
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from tests.support.doors.http import kept_connection
 from tests.support.http_door import open_door
 from tests.support.waiting import until
 
@@ -96,8 +97,7 @@ async def test_rule_f2_a_connection_that_was_closed_is_noticed_before_a_write_go
                 closed.clear()
                 assert await asyncio.to_thread(client.run, WRITE) == b"{}"
                 await closed.wait()
-                kept = client._connections.get(url)
-                assert kept is not None
+                kept = kept_connection(client, url)
                 await until(partial(is_readable, kept))
                 assert len(seen) == number
 

@@ -190,7 +190,7 @@ def test_a_follower_stores_the_leaders_bytes_and_never_unpacks(
     follower = Life(SimulatedDisk(), PLAIN).log()
     monkeypatch.setattr(compression, "lines_of", None)
     monkeypatch.setattr(zstandard, "ZstdDecompressor", None)
-    monkeypatch.setattr(compression, "_decompressors", [])
+    monkeypatch.setattr(compression, "decompress", None)
     follower.append_as_follower(raw)
     assert follower.read_raw(0, 1 << 20, 50)[20:] == raw[20:]
     monkeypatch.undo()
@@ -261,7 +261,7 @@ def test_a_cut_frame_that_grows_is_sent_alone(monkeypatch: pytest.MonkeyPatch) -
     append(leader, VALUES)
     whole = parse_header(leader.read_raw(0, 1, 12))
     assert whole.is_compressed
-    monkeypatch.setattr(compression, "_compress_if_shorter", lambda _: None)
+    monkeypatch.setattr(compression, "compress_if_shorter", lambda _: None)
     raw = leader.read_raw(7, 1 << 20, 62)
     grown = verify(raw)
     assert not grown.is_compressed
@@ -417,13 +417,13 @@ def test_a_frame_that_would_not_say_the_same_is_never_stored(
     """Rule R12's kind of promise: what was taken is what is given, or lines are stored."""
     log = Life(SimulatedDisk(), PACKED).log()
     append(log, VALUES)
-    whole = compression._compress
+    whole = compression.compress
     for wrong in (
         lambda lines: whole(bytes(lines).replace(b"JFK", b"LGA")),
         lambda lines: whole(lines)[:-5],
         lambda lines: whole(bytes(lines)[:-100]),
     ):
-        monkeypatch.setattr(compression, "_compress", wrong)
+        monkeypatch.setattr(compression, "compress", wrong)
         append(log, VALUES)
     monkeypatch.undo()
     append(log, VALUES)

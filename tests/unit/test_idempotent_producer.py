@@ -28,6 +28,7 @@ from http_api.contract.idempotence import claim_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import EPOCH_MAX, Claim
 from raft_metadata.common.sequenced_sender import PendingProduce, SequencedSender
+from tests.support.doors.http import sender_of, set_producer_epoch
 
 T = TypeVar("T")
 
@@ -181,10 +182,7 @@ def test_a_send_is_answered_though_no_controller_gives_another_id() -> None:
     broker = Broker(1, 0.0)
     producer = Producer(cast("Client", broker), "t")
     producer.send([NewRecord(b"1", partition=0)])
-    sequencer = producer._sequencer
-    assert sequencer is not None
-    sequencer._senders[0]._epoch = EPOCH_MAX - 5
-    sequencer._senders[0]._sequence = 0
+    set_producer_epoch(sender_of(producer, 0), EPOCH_MAX - 5, sequence=0)
     usual = broker.answer
 
     def no_ids(method: str, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
@@ -213,11 +211,8 @@ async def test_a_send_that_waits_for_another_producer_id_is_written_once_there_i
         return usual(method, path, headers, body)
 
     async with AsyncProducer(cast("AsyncClient", broker), "t") as producer:
-        sequencer = producer._sequencer
-        assert sequencer is not None
         await producer.send([NewRecord(b"1", partition=0)])
-        sequencer._senders[0]._epoch = EPOCH_MAX
-        sequencer._senders[0]._sequence = 0
+        set_producer_epoch(sender_of(producer, 0), EPOCH_MAX, sequence=0)
         broker.answer = answer  # type: ignore[method-assign]
         [refused] = await producer.send([NewRecord(b"2", partition=0)])
         assert refused.outcome is Outcome.NOT_WRITTEN
@@ -233,7 +228,7 @@ async def test_a_send_that_waits_for_another_producer_id_is_written_once_there_i
 
 def test_a_channel_whose_epochs_are_used_up_goes_on_under_another_id() -> None:
     channel = SequencedSender(7)
-    channel._epoch = EPOCH_MAX - 1
+    set_producer_epoch(channel, EPOCH_MAX - 1)
     told: list[int] = []
     refused = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
     claims = []

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from http_api.node.exits import EXIT_BROKEN_INVARIANT, EXIT_STORAGE, NodeExit
-from http_api.node.node_start import _node_exits
+from http_api.node.node_start import node_exits
 from raft_metadata.common.errors import CorruptionError
 
 
@@ -22,7 +22,7 @@ from raft_metadata.common.errors import CorruptionError
 def test_a_file_that_is_not_trusted_is_named_without_a_trace_as_it_is_no_bug(
     caplog: pytest.LogCaptureFixture, error: Exception, code: int, has_trace: bool
 ) -> None:
-    with pytest.raises(NodeExit) as ended, _node_exits():
+    with pytest.raises(NodeExit) as ended, node_exits():
         raise error
     assert ended.value.code == code
     (said,) = [one for one in caplog.records if one.levelno == logging.CRITICAL]

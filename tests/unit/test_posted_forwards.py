@@ -10,7 +10,7 @@ import pytest
 
 from broker.record.batch import RecordFormat
 from broker.record.lines import BATCH_BYTES_MAX, decode_records, encode_lines
-from broker.server.direct_requests import CUT_OUT_BYTES_MIN, _elements
+from broker.server.direct_requests import CUT_OUT_BYTES_MIN, records_text
 from broker.server.forwarded_produce import DEPOSED_GRACE_MS, POSTED_BYTES_MAX
 from broker.server.local_partitions import Append
 from broker.server.requests import ACKS_ALL, DirectProduce
@@ -23,6 +23,8 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from tests.support.doors.http import set_producer_epoch
+from tests.support.doors.server import queues_of
 from tests.support.forwards import LOST, Leader, Shell, settled
 from tests.support.one_broker import HERE, ME, OTHER
 from tests.support.registered import broker
@@ -168,7 +170,7 @@ async def test_a_bug_in_one_answer_leaves_those_behind_it_in_the_batch_told(
     assert told == [0, 1, 2]
     assert len(shell.leader.sent) == 1
     assert "ZeroDivisionError" in caplog.text
-    assert shell.forwards._waiting == shell.forwards._waiting_bytes == 0
+    assert shell.forwards.waiting == shell.forwards.waiting_bytes == 0
     assert (await shell.append())[0].base_offset == 3, "the channel goes on"
 
 
@@ -185,8 +187,8 @@ async def test_a_further_producer_id_that_is_not_to_be_had_is_asked_for_now_and_
         raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "nobody has one")
 
     monkeypatch.setattr(shell.leader, "next", none)
-    [way] = shell.forwards._queues.values()
-    way.channel._epoch = EPOCH_MAX - 1
+    [queue] = queues_of(shell.forwards)
+    set_producer_epoch(queue.channel, EPOCH_MAX - 1)
     for _ in range(20):
         assert (await shell.append())[0].error is None
     assert asked == 1
@@ -201,7 +203,7 @@ async def test_a_body_of_next_to_nothing_a_record_crosses_in_pieces_of_one_batch
     asked = DirectProduce(TopicName("t"), None, records, body, RecordFormat.JSON, ACKS_ALL, 1)
     request = dataclasses.replace(one_record(), records=records)
     assert await shell.forwards.acquire_producer_id(ACKS_ALL)
-    assert not shell.forwards.take(request, lambda *_: None, _elements(asked))
+    assert not shell.forwards.take(request, lambda *_: None, records_text(asked))
     pieces = await shell.append(records=records)
     assert sum(each.records for each in pieces) == 100_000
     assert max(map(len, shell.leader.texts)) < BATCH_BYTES_MAX + 100
@@ -214,8 +216,8 @@ async def test_a_stop_leaves_no_timer_behind() -> None:
         running = tasks.create_task(shell.forwards.run())
         await asyncio.sleep(0)
         writer = tasks.create_task(shell.append(timeout_ms=30_000))
-        await settled(lambda: any(each.pause for each in shell.forwards._queues.values()))
-        [queue] = shell.forwards._queues.values()
+        await settled(lambda: any(each.pause for each in queues_of(shell.forwards)))
+        [queue] = queues_of(shell.forwards)
         assert queue.pause is not None
         assert queue.expiry is not None
         timers = [queue.pause, queue.expiry.timer]
@@ -260,9 +262,9 @@ def test_rule_r12_records_are_cut_out_of_a_body_only_where_nothing_else_can_be_m
 ) -> None:
     records = decode_records(body)
     request = DirectProduce(TopicName("t"), None, records, body, RecordFormat.JSON, ACKS_ALL, 1)
-    text = _elements(request)
+    text = records_text(request)
     assert (text is not None) is is_cut_out
     if text is not None:
         again = decode_records(b'{"records":[{"value":0},' + text + b',{"value":9}]}')[1:-1]
         assert encode_lines(again) == encode_lines(records)
-    assert _elements(request._replace(stored_as=RecordFormat.BINARY)) is None
+    assert records_text(request._replace(stored_as=RecordFormat.BINARY)) is None

@@ -29,7 +29,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same functions where msgspec is missing."""
     if request.param == "orjson":
-        monkeypatch.setattr(lines, "_decode", plain_lines.decode_envelope)
+        monkeypatch.setattr(lines, "decode_envelope", plain_lines.decode_envelope)
         monkeypatch.setattr(lines, "encode_lines", plain_lines.encode_lines)
         monkeypatch.setattr(lines, "make_raw", lambda text: text)
 

@@ -123,7 +123,7 @@ def test_every_record_comes_out_as_its_bytes_view(
 
 
 def test_the_quick_path_is_taken_for_ordinary_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_source.decoding._cut_slowly", None)
+    monkeypatch.setattr("spark_source.decoding.cut_slowly", None)
     page = page_of((RecordFormat.JSON, [{"key": "k", "value": {"value": 1}, "timestamp": 7}]))
     assert rows_of(page)[0]["value"] == b'{"value":1}'
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from broker.server.forwarded_produce import ForwardedProduces, LeaderQueue
     from broker.server.lifecycle import Lifecycle
     from raft_metadata.common.ids import BrokerEpoch
     from raft_metadata.records.commands import HeartbeatAnswer
@@ -23,3 +26,8 @@ async def heartbeat_in(lifecycle: Lifecycle, epoch: BrokerEpoch) -> None:
 def proves(lifecycle: Lifecycle, answer: HeartbeatAnswer) -> bool:
     """Return whether an answer proves that the broker was not replaced (rule G3)."""
     return lifecycle._proves(answer)
+
+
+def queues_of(forwards: ForwardedProduces) -> Iterable[LeaderQueue]:
+    """Return the queues to leaders: tests look at their timers and wear out their producer ids."""
+    return forwards._queues.values()
