@@ -158,7 +158,9 @@ class ForwardedProduces:
         self._postings: dict[tuple[BrokerId, str], list[_Posting]] = {}
         """Requests of this turn, by broker and its address."""
         self.waiting = 0
+        """Produces that are not answered yet; at most `WAITING_MAX`."""
         self.waiting_bytes = 0
+        """Bytes of their records; at most `WAITING_BYTES_MAX`."""
         self._producer_ids: dict[bool, int] = {}
         self._ask_again_s = 0.0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.power_loss_disk import RaisingFaults
 
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.ids import NodeId
@@ -27,6 +28,14 @@ from raft_metadata.quorum.peer_links import (
     PeerLinks,
 )
 from raft_metadata.quorum.wire import MAX_FRAME_BYTES, MAX_HELLO_BYTES, Codec, hello
+from tests.support.doors.quorum import (
+    buffer_size,
+    bytes_received,
+    connections_of,
+    set_silence_max,
+    strangers_of,
+    transport_of,
+)
 from tests.support.quorum_process import CLUSTER, config, format_all, free_addresses
 from tests.support.raising_faults import RaisingFaults
 from tests.support.tcp_relay import TcpRelay
@@ -154,9 +163,8 @@ async def test_small_messages_are_not_held_back(trio: Trio) -> None:
     await trio.start(*NODES)
     await trio.all_connected()
     for end in trio.ends.values():
-        for connection in end.links._live.values():
-            assert connection._transport is not None
-            sock = connection._transport.get_extra_info("socket")
+        for connection in connections_of(end.links):
+            sock = transport_of(connection).get_extra_info("socket")
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
@@ -186,10 +194,10 @@ async def test_defect_18_a_stranger_never_has_more_than_one_small_buffer(
     monkeypatch.setattr(PeerConnection, "__init__", noted)
     reader, writer = await asyncio.open_connection(*end.address)
     writer.write(struct.pack("<I", MAX_HELLO_BYTES) + b"\xc1" * (MAX_HELLO_BYTES - 1))
-    await until(lambda: any(connection._filled for connection in made))
+    await until(lambda: any(bytes_received(connection) for connection in made))
     (connection,) = made
     assert connection.node is None
-    assert len(connection._buffer) == MAX_HELLO_BYTES + 4
+    assert buffer_size(connection) == MAX_HELLO_BYTES + 4
     writer.close()
     await closed(reader)
 
@@ -230,7 +238,7 @@ async def test_defect_18_silent_strangers_are_sent_away_in_time(trio: Trio) -> N
     connections[0][1].write(b"\x10")  # one that dawdles
     await asyncio.gather(*(closed(reader, 5) for reader, _ in connections))
     assert HELLO_TIMEOUT_S - 0.2 < loop.time() - start < HELLO_TIMEOUT_S + 1
-    assert end.links._strangers == {}
+    assert len(strangers_of(end.links)) == 0
     for _, writer in connections:
         writer.close()
 
@@ -240,7 +248,7 @@ async def test_defect_18_strangers_are_limited_and_lock_no_voter_out(trio: Trio)
     connections = [await asyncio.open_connection(*end.address) for _ in range(3 * MAX_STRANGERS)]
     _, writer = await identified(end)
     assert end.connected == {103}
-    assert len(end.links._strangers) <= MAX_STRANGERS
+    assert len(strangers_of(end.links)) <= MAX_STRANGERS
     writer.close()
     for _, stranger in connections:
         stranger.close()
@@ -268,7 +276,7 @@ async def test_defect_18_a_flood_of_strangers_leaves_the_loop_its_turns(
         await asyncio.sleep(0)
         turns += 1
     assert turns > 200, "elections would wait for strangers"
-    assert len(end.links._strangers) <= MAX_STRANGERS
+    assert len(strangers_of(end.links)) <= MAX_STRANGERS
     for far in far_ends:
         far.close()
 
@@ -289,8 +297,8 @@ async def test_a_voter_that_does_not_read_is_dropped_at_a_limit(
 ) -> None:
     monkeypatch.setattr(peer_links, "MAX_UNSENT_BYTES", 1 << 20)
     end = await trio.start(101)
-    reader, writer = await identified(end)
-    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    _, writer = await identified(end)
+    writer.transport.pause_reading()
     sent = 0
     while end.links.send(NodeId(103), {"type": "x", "data": b"." * 100_000}):
         sent += 1
@@ -304,9 +312,9 @@ async def test_a_voter_that_reads_nothing_for_too_long_is_dropped(
 ) -> None:
     monkeypatch.setattr(peer_links, "KEEPALIVE_S", 0.05)
     end = await trio.start(101)
-    end.links._silence_s = 0.3
-    reader, writer = await identified(end)
-    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    set_silence_max(end.links, 0.3)
+    _, writer = await identified(end)
+    writer.transport.pause_reading()
     assert end.links.send(NodeId(103), {"type": "x", "data": b"." * 8_000_000})
     async with asyncio.timeout(5):
         while end.connected:
@@ -325,7 +333,7 @@ async def test_defect_20_an_idle_connection_stays_and_a_dead_one_is_let_go(
     async with TcpRelay(trio.addresses[101]) as relay:
         two = await trio.start(102, dial={101: relay.address})
         for end in (one, two):
-            end.links._silence_s = 0.4
+            set_silence_max(end.links, 0.4)
         await trio.all_connected()
         await asyncio.sleep(1.0)  # nothing is said meanwhile
         assert one.told == ["+102"]
@@ -342,7 +350,7 @@ async def test_rule_m7_a_stall_of_our_own_costs_nobody_its_connection(
 ) -> None:
     monkeypatch.setattr(peer_links, "KEEPALIVE_S", 0.05)
     end = await trio.start(101)
-    end.links._silence_s = 0.3
+    set_silence_max(end.links, 0.3)
     _, writer = await identified(end)
     stalled_until = asyncio.get_running_loop().time() + 0.6
     while asyncio.get_running_loop().time() < stalled_until:
@@ -461,7 +469,7 @@ async def test_defect_15_a_reconnect_storm_leaks_nothing(
         for _ in range(50):
             _, writer = await asyncio.open_connection(*port)
             writer.transport.abort()
-    await until(lambda: not any(end.links._strangers for end in trio.ends.values()))
+    await until(lambda: not any(strangers_of(end.links) for end in trio.ends.values()))
     await trio.all_connected()
     await until(lambda: descriptors() <= before[0])
     assert living(PeerConnection) <= before[1] + 1

@@ -24,6 +24,7 @@ from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.data_dir import Identity, format_rejoining_raft_dir
 from raft_metadata.quorum.metadata_quorum import NO_LEADER_CONTACT_MS, MetadataQuorum
 from raft_metadata.quorum.raft_node import Leadership
+from tests.support.doors.quorum import raft_node_of
 from tests.support.quorum_process import (
     PayloadList,
     SilentListener,
@@ -42,8 +43,9 @@ class Voter(SilentListener):
 
     def __init__(self, settings: QuorumConfig, disk: Disk | None = None) -> None:
         super().__init__()
+        self.settings, self.faults = settings, RaisingFaults()
         self.machine = PayloadList()
-        self.quorum = MetadataQuorum(settings, self.machine, RaisingFaults(), disk=disk)
+        self.quorum = MetadataQuorum(settings, self.machine, self.faults, disk=disk)
 
     async def start(self) -> None:
         await self.quorum.start(self)
@@ -80,7 +82,7 @@ async def alone(tmp_path: Path) -> AsyncIterator[Voter]:
 
 
 def address_of(voter: Voter) -> tuple[str, int]:
-    host, _, port = voter.quorum._config.bind.rpartition(":")
+    host, _, port = voter.settings.bind.rpartition(":")
     return host, int(port)
 
 
@@ -213,18 +215,17 @@ async def test_rule_m7_a_disk_that_takes_400_ms_a_sync_causes_no_election(tmp_pa
 
 async def test_rule_q6_news_of_the_disk_that_fail_half_way_end_the_process(alone: Voter) -> None:
     await active([alone])
-    node, faults = alone.quorum._node, alone.quorum._faults
-    assert node is not None
-    assert isinstance(faults, RaisingFaults)
+    journal, faults = raft_node_of(alone.quorum).journal, alone.faults
+    on_durable = journal.on_durable
 
     def broken() -> None:
         raise RuntimeError("half")
 
-    node.journal.on_durable = broken
+    journal.on_durable = broken
     alone.quorum.submit(b"x", alone.quorum.term)
     await until(lambda: faults.seen)
     assert faults.seen[0][0] == "raft event failed"
-    node.journal.on_durable = node._on_durable
+    journal.on_durable = on_durable
 
 
 async def test_what_a_voter_says_about_itself(tmp_path: Path) -> None:
@@ -269,7 +270,7 @@ async def test_only_the_configured_address_is_bound(alone: Voter) -> None:
 async def test_a_taken_port_is_told_and_nothing_stays_open(alone: Voter, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     format_all(tmp_path / "other", [1])
-    addresses = {1: alone.quorum._config.bind}
+    addresses = {1: alone.settings.bind}
     for _ in range(2):  # the second time shows that the lock was given up
         with pytest.raises(OSError, match="in use"):
             await Voter(config(1, tmp_path / "other", addresses)).start()
@@ -280,7 +281,7 @@ async def test_a_taken_port_is_told_and_nothing_stays_open(alone: Voter, tmp_pat
 
 async def test_rule_q4_a_directory_in_use_is_refused(alone: Voter) -> None:
     with pytest.raises(StorageError, match="in use by another process"):
-        await Voter(alone.quorum._config).start()
+        await Voter(alone.settings).start()
 
 
 class Evil:
@@ -358,7 +359,7 @@ async def test_rule_q4_a_voter_without_its_disk_rejoins(tmp_path: Path) -> None:
     leader = await active(voters)
     lost = next(voter for voter in voters if voter is not leader)
     rest = [voter for voter in voters if voter is not lost]
-    settings = lost.quorum._config
+    settings = lost.settings
     await leader.quorum.submit(b"x", leader.quorum.term)
     await lost.quorum.stop()
     for file in settings.raft_dir.iterdir():

@@ -21,6 +21,7 @@ from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
 from raft_metadata.records.commands import Election, IsrMember
 from raft_metadata.records.records import BrokerState, DrainScope
+from tests.support.doors.controller import hurry_leader_balance
 from tests.support.metadata_world import World, config, registration, topic_id
 
 BROKERS = tuple(map(BrokerId, (1, 2, 3, 4)))
@@ -216,8 +217,7 @@ class Deciders(RuleBasedStateMachine):
         for broker in tuple(self.world.alive):
             if self.world.image.brokers[broker].broker_epoch != self.world.alive[broker]:
                 del self.world.alive[broker]
-        self.world.core._balance.returned_ms = 100
-        self.world.core._balance._checked_ms -= 20_000
+        hurry_leader_balance(self.world.core, returned_ms=100, by_ms=20_000)
         self.world.pass_time(300)
 
     @precondition(lambda self: self.world.image.topics)

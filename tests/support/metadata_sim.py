@@ -18,6 +18,8 @@ from typing import Any
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, StorageError
 from raft_metadata.common.ids import DirectoryId, NodeId
+from tests.support.doors.event_loop import set_running_loop
+from tests.support.doors.quorum import take_wake
 from tests.support.metadata_invariants import InvariantError
 from tests.support.metadata_sim_lives import (
     CONFIG,
@@ -40,7 +42,7 @@ class MetadataSim:
         self.seed = seed
         self.rng = random.Random(seed)
         self.loop = VirtualLoop()
-        asyncio._set_running_loop(self.loop)
+        set_running_loop(self.loop)
         self.lives = 0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
@@ -56,7 +58,7 @@ class MetadataSim:
         self.hung_disks: set[NodeId] = set()
         self.errors: list[BaseException] = []
         self.raft = ControllerSim(self, voters, seed, snapshot_min_entries=compact_every, **RAFT)
-        self._owed_accepts: set[tuple[NodeId, NodeId, DirectoryId]] = set()
+        self.owed_accepts: set[tuple[NodeId, NodeId, DirectoryId]] = set()
         self.sloppiness = 0.0
         self.brokers: list[Any] = []
 
@@ -127,7 +129,7 @@ class MetadataSim:
         life = self.up[node]
         self.tick_raft_at(life, CLOCK.time + self.rng.uniform(0, RAFT_TICK_S))
         self.tick_controller_at(life, CLOCK.time + self.rng.uniform(0, CONTROLLER_TICK_S))
-        for owed in sorted(self._owed_accepts):
+        for owed in sorted(self.owed_accepts):
             if owed[0] == node:
                 self._accept(*owed)
 
@@ -154,24 +156,24 @@ class MetadataSim:
         for other in self.raft.ids:
             if other != node:
                 owed = (other, node, self.raft.directory_ids[node])
-                self._owed_accepts = {
-                    old for old in self._owed_accepts if (old[0], old[1]) != (other, node)
+                self.owed_accepts = {
+                    old for old in self.owed_accepts if (old[0], old[1]) != (other, node)
                 } | {owed}
                 if other in self.up:
                     self.after(self.rng.uniform(0, 0.2), partial(self._accept, *owed))
 
     def _accept(self, other: NodeId, node: NodeId, directory: DirectoryId) -> None:
         life = self.up.get(other)
-        if life is None or (other, node, directory) not in self._owed_accepts:
+        if life is None or (other, node, directory) not in self.owed_accepts:
             return
         if life.is_paused:
             self.after(0.05, partial(self._accept, other, node, directory))
             return
-        self._owed_accepts.discard((other, node, directory))
+        self.owed_accepts.discard((other, node, directory))
         try:
             life.raft.accept_voter(node, directory)
         except Killed:
-            self._owed_accepts.add((other, node, directory))
+            self.owed_accepts.add((other, node, directory))
             self.kill(other)
 
     def pause(self, node: NodeId, seconds: float) -> None:
@@ -179,9 +181,9 @@ class MetadataSim:
         if not life.is_paused:
             life.is_paused = True
             life.paused_at = CLOCK.time
-            self.after(seconds, partial(self._resume, life))
+            self.after(seconds, partial(self.resume, life))
 
-    def _resume(self, life: ControllerLife) -> None:
+    def resume(self, life: ControllerLife) -> None:
         if life.is_dead or not life.is_paused:
             return
         life.is_paused = False
@@ -215,8 +217,7 @@ class MetadataSim:
         if life.is_dead:
             return
         self.witness.look(life)
-        if life.controller._wake.is_set():
-            life.controller._wake.clear()
+        if take_wake(life.controller):
             self.tick_controller_at(life, CLOCK.time + 0.0005)
 
     def tick_raft_at(self, life: ControllerLife, when: float) -> None:
@@ -295,7 +296,7 @@ class MetadataSim:
         self.errors.clear()
         self._heap.clear()
         self.loop.turn()
-        asyncio._set_running_loop(None)
+        set_running_loop(None)
         self.loop.close()
 
 

@@ -41,6 +41,7 @@ from raft_metadata.records.commands import (
 from raft_metadata.records.records import BrokerState
 from raft_metadata.records.serde import from_json, to_json
 from tests.support import metadata_invariants as invariant
+from tests.support.doors.controller import session_text
 from tests.support.isr_proposals import propose
 from tests.support.metadata_world import CLUSTER, registration
 from tests.support.quorum_sim import CLOCK
@@ -339,8 +340,7 @@ class Broker:
         present = life.machine.image.brokers.get(command.broker_id)
         if present is None or present.broker_epoch <= command.broker_epoch:
             return controller.heartbeat(command)
-        sessions = controller._core.sessions._sessions
-        before = repr(sessions.get(command.broker_id))
+        before = session_text(controller.sessions, command.broker_id)
         refused = False
         try:
             return controller.heartbeat(command)
@@ -348,7 +348,7 @@ class Broker:
             refused = error.code is ErrorCode.STALE_BROKER_EPOCH
             raise
         finally:
-            after = repr(sessions.get(command.broker_id))
+            after = session_text(controller.sessions, command.broker_id)
             invariant.c7_a_stale_heartbeat_changes_nothing(
                 tally, command, before, after, refused=refused
             )

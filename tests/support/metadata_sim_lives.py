@@ -20,6 +20,7 @@ from raft_metadata.quorum.active_controller import ActiveController
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.quorum.raft_node import ListenerEvents
 from raft_metadata.quorum.wire import Codec
+from tests.support.doors.quorum import install_voter
 from tests.support.metadata_witness import SESSION_S, Witness
 from tests.support.metadata_world import CLUSTER as METADATA_CLUSTER
 from tests.support.quorum_sim import CLOCK, Sim, Voter
@@ -76,7 +77,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._run_once()
 
     def _is_due(self) -> bool:
-        return bool(self._ready or (self._scheduled and self._scheduled[0]._when <= CLOCK.time))
+        return bool(self._ready or (self._scheduled and self._scheduled[0].when() <= CLOCK.time))
 
 
 class _NothingToSelect:
@@ -138,8 +139,7 @@ class ControllerLife(Voter):
         self.controller_tick_due: float = 0
         self.started = CLOCK.time
         super().__init__(raft, node, partial(world.write_snapshot, self))
-        self.quorum._node, self.quorum._files = self.raft, self.disk
-        self.quorum._loop = world.loop
+        install_voter(self.quorum, self.raft, self.disk, world.loop)
         world.witness.started(self)
 
     def make_machine(self) -> MetadataStateMachine:

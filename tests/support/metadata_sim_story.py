@@ -11,6 +11,7 @@ from raft_metadata.common.ids import BrokerId, NodeId
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.records import BrokerState
 from tests.support import metadata_invariants as invariant
+from tests.support.doors.quorum import fetches_waiting
 from tests.support.metadata_sim import MetadataSim
 from tests.support.metadata_sim_clients import RACKS, Broker
 from tests.support.metadata_sim_lives import SESSION_S
@@ -316,7 +317,7 @@ class Story:
 
     def is_any_fenced(self) -> bool:
         world = self.world
-        if len(world.up) < len(world.raft.ids) or world._owed_accepts:
+        if len(world.up) < len(world.raft.ids) or world.owed_accepts:
             return True
         return any(life.disk.home.fenced for life in world.up.values())
 
@@ -390,7 +391,7 @@ class Story:
         self.mend_links()
         world.raft.disk.before = None
         for node in list(world.up):
-            world._resume(world.up[node])
+            world.resume(world.up[node])
         self.start_controllers()
         for broker in world.brokers:
             broker.is_paused = False
@@ -420,7 +421,7 @@ class Story:
 
     def _commands(self, life: object) -> int:
         """Commands under way: all calls but long polls."""
-        return len(life.tasks) - life.controller._feed.waiting  # type: ignore[attr-defined]
+        return len(life.tasks) - fetches_waiting(life.controller)  # type: ignore[attr-defined]
 
     def _is_well(self, broker: Broker, image: MetadataImage) -> bool:
         process, known = broker.process, image.brokers.get(broker.broker_id)

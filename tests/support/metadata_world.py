@@ -73,7 +73,12 @@ def topic_id(number: int) -> TopicId:
 
 
 def config(
-    *, replicas: int = 3, min_isr: int = 2, partitions: int = 1, per_batch: int = 1_000
+    *,
+    replicas: int = 3,
+    min_isr: int = 2,
+    partitions: int = 1,
+    per_batch: int = 1_000,
+    **limits: int,
 ) -> ControllerConfig:
     """The cluster of the tests: three replicas, two of them in sync."""
     return ControllerConfig(
@@ -85,6 +90,7 @@ def config(
             partitions_per_batch_max=per_batch,
         ),
         completion_wait_max_ms=4_000,
+        **limits,
     )
 
 

@@ -134,24 +134,24 @@ class SimFlusher:
     def __init__(self, sim: Sim) -> None:
         self._sim = sim
         self.steps = sim.flush_steps
-        self._jobs: deque[list[Any]] = deque()  # [steps to the work, steps to the news, both]
+        self.jobs: deque[list[Any]] = deque()  # [steps to the work, steps to the news, both]
 
     def start(self, work: Callable[[], None], done: Callable[[], None]) -> None:
         steps = self.steps()
-        if steps == 0 and not self._jobs:
+        if steps == 0 and not self.jobs:
             work()
             done()
             return
-        self._jobs.append([self._sim.flush_rng.randint(0, steps), steps, work, done])
+        self.jobs.append([self._sim.flush_rng.randint(0, steps), steps, work, done])
 
     def step(self) -> None:
-        for job in list(self._jobs):
+        for job in list(self.jobs):
             job[0] -= 1
             job[1] -= 1
             if job[0] < 0:
                 self._work(job)
-        while self._jobs and self._jobs[0][1] < 0:
-            self._jobs.popleft()[3]()
+        while self.jobs and self.jobs[0][1] < 0:
+            self.jobs.popleft()[3]()
 
     @staticmethod
     def _work(job: list[Any]) -> None:
@@ -160,12 +160,12 @@ class SimFlusher:
             work()
 
     def wait(self) -> None:
-        for job in self._jobs:
+        for job in self.jobs:
             self._work(job)
 
     def close(self) -> None:
         self.wait()
-        self._jobs.clear()
+        self.jobs.clear()
 
 
 class Voter:

@@ -185,7 +185,11 @@ async def run_voter(options: VoterOptions) -> None:
             case "load":
                 reply(question, result=await _load(quorum, machine, question["topics"]))
             case "status":
-                facts = {**quorum.status(), "snapshot_index": quorum._snapshot_index()}
+                state = quorum.raft_state()
+                facts = {
+                    **quorum.status(),
+                    "snapshot_index": 0 if state is None else state.snapshot_index,
+                }
                 reply(question, result=facts)
             case _:
                 reply(question, result={"marks": machine.marks, **machine.digest()})

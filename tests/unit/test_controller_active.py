@@ -27,6 +27,7 @@ from raft_metadata.records.commands import (
 )
 from raft_metadata.records.records import BrokerRegistrationChangeRecord, BrokerState
 from raft_metadata.records.serde import decode_batch
+from tests.support.doors.quorum import records_decided
 from tests.support.metadata_world import BROKERS, CLUSTER, config, registration, topic_id
 from tests.support.unkind_quorum import ManualClock, UnkindRaft, Voter, turn
 
@@ -400,8 +401,8 @@ async def reordered() -> Cluster:
         Reassignment(topic=one.name, partition=PartitionId(index), replicas=(B2, B1, B3))
         for index in range(5)
     )
-    core = cluster.lead.controller._core
-    records, _ = core.decide(speculation.image, AlterReassignments(changes=changes), {})
+    controller = cluster.lead.controller
+    records = records_decided(controller, speculation, AlterReassignments(changes=changes))
     speculation.append(records, Urgency.CHANGE)
     await cluster.raft.settle(3)
     return cluster

@@ -11,6 +11,7 @@ from raft_metadata.common.ids import BrokerId, PartitionId
 from raft_metadata.controller.drain_control import drained_target
 from raft_metadata.records.commands import DrainBroker
 from raft_metadata.records.records import BrokerState, DrainScope
+from tests.support.doors.controller import partitions_being_drained, replicas_counted
 from tests.support.metadata_world import World, config, registration, topic_id
 
 B1, B2, B3, B4, B5 = map(BrokerId, (1, 2, 3, 4, 5))
@@ -21,8 +22,9 @@ def running(
     assignments: dict[int, tuple[int, ...]] | None = None,
     brokers: tuple[BrokerId, ...] = (B1, B2, B3, B4),
     racks: dict[BrokerId, str] | None = None,
+    **limits: int,
 ) -> World:
-    world = World(config=config())
+    world = World(config=config(**limits))
     world.decide_all()
     for broker in brokers:
         world.register(registration(broker, rack=(racks or {}).get(broker)))
@@ -146,8 +148,7 @@ def test_a_drained_broker_that_is_dead_is_emptied_too() -> None:
 
 
 def test_only_so_many_partitions_are_under_way_at_once() -> None:
-    world = running(dict.fromkeys(range(9), (1, 2, 3)))
-    world.core._drains.under_way_max = 2
+    world = running(dict.fromkeys(range(9), (1, 2, 3)), drain_moves_max=2)
     world.drain(B1, REPLICAS)
     assert follow(world) == 2
     assert held(world, B1) == 0
@@ -177,8 +178,7 @@ def test_two_drained_brokers_are_emptied_together() -> None:
 
 
 def test_a_drain_that_ends_starts_nothing_more_and_what_is_under_way_goes_through() -> None:
-    world = running(dict.fromkeys(range(9), (1, 2, 3)))
-    world.core._drains.under_way_max = 2
+    world = running(dict.fromkeys(range(9), (1, 2, 3)), drain_moves_max=2)
     world.drain(B1, REPLICAS)
     world.decide_all()
     world.drain(B1, NONE)
@@ -187,8 +187,7 @@ def test_a_drain_that_ends_starts_nothing_more_and_what_is_under_way_goes_throug
 
 
 def test_another_controller_goes_on_with_it() -> None:
-    world = running(dict.fromkeys(range(9), (1, 2, 3)))
-    world.core._drains.under_way_max = 2
+    world = running(dict.fromkeys(range(9), (1, 2, 3)), drain_moves_max=2)
     world.drain(B1, REPLICAS)
     world.decide_all()
     world.core.activate(world.image)
@@ -197,16 +196,15 @@ def test_another_controller_goes_on_with_it() -> None:
 
 
 def test_topics_that_go_meanwhile_are_forgotten() -> None:
-    world = running(dict.fromkeys(range(9), (1, 2, 3)))
-    world.core._drains.under_way_max = 2
+    world = running(dict.fromkeys(range(9), (1, 2, 3)), drain_moves_max=2)
     world.drain(B1, REPLICAS)
     world.decide_all()
     world.delete()
     world.create("again", 2, assignments={0: (2, 3, 4)})
     world.pass_time(2_000)
     world.reassign((2, 3, 4), "again")
-    assert world.core._drains._moving == set()
-    assert not any(world.core._drains._loads[broker] < 0 for broker in (B1, B2, B3, B4))
+    assert partitions_being_drained(world.core) == set()
+    assert not any(count < 0 for count in replicas_counted(world.core).values())
 
 
 def test_new_topics_leave_a_broker_out_that_gives_its_replicas_away() -> None:

@@ -393,8 +393,7 @@ def test_it_does_not_go_back_to_who_should_not_lead(why: str) -> None:
 
 
 def test_leaderships_go_back_a_bounded_number_at_a_time() -> None:
-    world = World(config=config())
-    world.core._balance.moves_max = 2
+    world = World(config=config(leader_moves_max=2))
     world.decide_all()
     world.join(B1, B2, B3)
     world.create(assignments=dict.fromkeys(range(5), (1, 2, 3)))

@@ -9,11 +9,13 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.power_loss_disk import RaisingFaults
 
 from raft_metadata.common.disk import read_checked
 from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.elections import DiskWatch
 from raft_metadata.quorum.journal import DurableJournal, Vote
+from tests.support.doors.quorum import pre_vote_of
 from tests.support.quorum_sim import CLOCK, Sim, quorum_world
 from tests.support.raising_faults import RaisingFaults
 from tests.support.simulated_disk import SimulatedDisk
@@ -104,7 +106,7 @@ def test_rule_q7_consent_ends_with_the_next_word_of_a_leader() -> None:
     sim.pass_time(1)
     term, asker = leader.term, sim.up[c]
     for early in (False, True):
-        asker.raft._pre_vote.request(term, asker.raft.journal.last)
+        pre_vote_of(asker.raft).request(term, asker.raft.journal.last)
         answer = {"type": "pre_vote_answer", "term": term, "granted": True}
         if early:
             asker.hear(b, {**answer, "stamp": sim.stamp(b, c)})
@@ -114,7 +116,7 @@ def test_rule_q7_consent_ends_with_the_next_word_of_a_leader() -> None:
         if not early:
             asker.hear(b, {**answer, "stamp": sim.stamp(b, c)})
         sim.pass_time(0.3)
-        assert asker.raft._pre_vote.granted_term == 0
+        assert pre_vote_of(asker.raft).granted_term == 0
         assert (sim.leaders, leader.term) == ([a], term)
 
 
@@ -228,7 +230,7 @@ def test_defect_2_a_leader_whose_disk_hangs_commits_by_the_others_and_gives_way(
     assert sim.until(lambda: sim.leaders, 5)
     assert leader.raft.journal.durable_index == durable
     leader.flusher.steps = lambda: 0
-    for job in leader.flusher._jobs:
+    for job in leader.flusher.jobs:
         job[:2] = [0, 0]
     sim.commit(sim.leaders[0], b"z")
     assert sim.until(lambda: leader.machine.payloads == [b"x", b"y", b"z"], 5)
@@ -261,7 +263,7 @@ def test_defect_10_a_vote_sent_twice_counts_once() -> None:
     sim.start(a)
     voter = sim.up[a]
     voter.raft.transport.on_connected(b)
-    voter.raft._pre_vote.granted_term = voter.term + 1
+    pre_vote_of(voter.raft).granted_term = voter.term + 1
     voter.raft.election_deadline = 0
     sim.step()
     assert voter.raft.role == "candidate"

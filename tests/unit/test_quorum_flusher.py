@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.power_loss_disk import Died, RaisingFaults, indexes
 
 from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.journal import DurableJournal, ThreadFlusher
+from tests.support.doors.quorum import join_thread, pre_vote_of
 from tests.support.quorum_sim import CLOCK, STEP_S, Sim, indexes, quorum_world
 from tests.support.raising_faults import Died, RaisingFaults
 from tests.support.simulated_disk import SimulatedDisk
@@ -166,7 +168,7 @@ def test_defect_2_a_vote_leaves_after_the_entries_it_speaks_of(kind: str) -> Non
     sim.said.clear()
     if kind == "request_vote":
         sim.kill(a)
-        voter.raft._pre_vote.granted_term = voter.term + 1
+        pre_vote_of(voter.raft).granted_term = voter.term + 1
         voter.raft.election_deadline = 0
     else:
         last = journal.last
@@ -477,6 +479,5 @@ def test_rule_q6_even_the_end_of_the_thread_is_told() -> None:
         raise SystemExit
 
     flusher.start(end, lambda: None)
-    assert flusher._thread is not None
-    flusher._thread.join(5)
+    join_thread(flusher, 5)
     assert len(told) == 1

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     import pytest
     from aiohttp.abc import AbstractStreamWriter
 
-    from http_api.client.idempotent import AsyncProducer, Producer, SequencedSender
+    from http_api.client.idempotent import AsyncProducer, Producer
     from http_api.client.transport import Client
     from http_api.peer.controller_channel import HttpControllerChannel
     from http_api.peer.peer_channel import TcpPeerChannel
     from http_api.server.fast_lane import FastLane
     from raft_metadata.common.ids import BrokerId, NodeId
+    from raft_metadata.common.sequenced_sender import SequencedSender
 
 
 # ---------------------------------------------------------------- between nodes
