@@ -426,10 +426,9 @@ def test_rule_r2_a_disk_that_breaks_while_writing_fails_the_log(disk: SimulatedD
 def test_a_full_disk_does_not_stop_the_log_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_manager, "HIGH_WATERMARK_INTERVAL_MS", 5)
     disk = SimulatedDisk()
-    life = Life(disk)
+    life = Life(disk, flush_interval_ms=5)
     append(life.log(), ["a"])
     life.flush()
-    life.manager._flush_interval_ms = 5
     disk.room = 0
 
     async def run() -> None:
