@@ -278,7 +278,7 @@ async def test_a_refusal_within_the_call_goes_the_usual_way_once() -> None:
 async def test_a_stop_does_not_wait_for_a_request_that_was_refused_meanwhile(
     is_known: bool,
 ) -> None:
-    """Nobody is left to take it the usual way: its connection ends, unanswered and not written."""
+    """A stopping server has no other way left for it: the connection ends, nothing is written."""
     apis = flights()
     async with connection(apis, grace_s=LONG_S) as (door, reader, writer):
         if is_known:
@@ -299,7 +299,7 @@ async def test_a_stop_does_not_wait_for_a_request_that_was_refused_meanwhile(
 async def test_a_client_of_http_1_0_hears_that_its_connection_is_kept(
     unparsed: list[bytes],
 ) -> None:
-    """Else it waits for the end of the connection, which does not come."""
+    """Without that header the client waits for the connection's end, which does not come."""
     old = post(ONE, "/topics/flights/partitions/0", "Connection: keep-alive")
     old = old.replace(b"HTTP/1.1", b"HTTP/1.0")
     async with connection() as (_, reader, writer):
@@ -367,7 +367,7 @@ async def test_what_comes_right_behind_a_body_in_packets_is_answered_in_its_orde
 
 
 async def test_a_blank_line_behind_a_body_in_packets_is_none_of_it(unparsed: list[bytes]) -> None:
-    """It belongs to the next request (RFC 9112, 2.2), though JSON would take it, too."""
+    """The line belongs to the next request (RFC 9112, 2.2), though JSON would take it, too."""
     async with connection(flights()) as (_, reader, writer):
         writer.write(post(ONE))
         assert await offset_in(reader) == 0

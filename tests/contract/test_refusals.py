@@ -28,7 +28,7 @@ JSON = {"Content-Type": "application/json"}
 async def test_a_client_that_hangs_up_amid_its_body_leaves_no_stack_trace(
     door: Door, caplog: pytest.LogCaptureFixture, request_head: str, *, reset: bool
 ) -> None:
-    """It is nobody's fault here: a log full of traces hides the one that matters."""
+    """A hang-up is no error of the broker: a log full of traces hides the one that matters."""
     host, _, port = door.address.rpartition(":")
     with caplog.at_level(logging.INFO):
         _, writer = await asyncio.open_connection(host, int(port))

@@ -308,7 +308,7 @@ async def test_a_wish_to_shut_down_is_said_at_once(tmp_path: Path) -> None:
 async def test_a_dead_heartbeat_thread_ends_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would be fenced, and stay so, without a word."""
+    """A broker that went on without the thread would be fenced, and stay so, without a log line."""
 
     def broken(*_: object) -> None:
         raise ValueError("planted")

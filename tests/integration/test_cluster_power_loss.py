@@ -107,7 +107,7 @@ async def test_invariant_l23_nothing_acknowledged_is_lost_when_power_fails_under
 async def test_disks_that_lie_of_their_syncs_are_found_out(
     cluster: LiveCluster, power: TapePower
 ) -> None:
-    """That this test can fail: all brokers' disks say "synced" and are not, and lose power."""
+    """Show that the test can fail: all disks report "synced" without syncing, and lose power."""
     for name in BROKERS:
         power.shim.set(name, lying())
     with pytest.raises((AssertionError, TooLateError)) as found:

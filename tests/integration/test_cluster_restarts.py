@@ -64,7 +64,7 @@ async def test_a_removed_broker_folder_is_served_by_the_others_and_filled_again(
 async def test_rule_r6_an_emptied_broker_that_is_back_first_is_not_elected(
     cluster: LiveCluster,
 ) -> None:
-    """It was the leader and in the ISR; now it has another directory id and no data."""
+    """The broker led and was in the ISR; now it has another directory id and no data."""
     topic = "emptied"
     await cluster.create_topic(topic)
     async with writing(cluster, topic, 1) as writer:

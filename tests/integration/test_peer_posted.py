@@ -195,7 +195,7 @@ async def test_a_direct_answer_that_fails_or_comes_twice_breaks_nothing(
 
 
 async def test_who_does_not_read_gets_direct_answers_once_it_does() -> None:
-    """They wait here, no more than were under way, and requests of either kind go on after that."""
+    """Answers wait here, at most as many as were under way; then both kinds of requests go on."""
     services = Services()
     async with serving(services) as server, channel() as peers:
         posted = Posted(peers, server.address)

@@ -125,7 +125,7 @@ async def test_rule_g3_a_leader_that_hands_over_vouches_for_nobody(tmp_path: Pat
 
 
 async def test_rule_m3_a_leader_that_hands_over_leaves_nobody_in_doubt(tmp_path: Path) -> None:
-    """What it appended is committed first; what comes later is surely not appended."""
+    """Appended entries are committed first; later submissions are surely not appended."""
     format_all(tmp_path, NODES)
     voters = await started(tmp_path, free_addresses(NODES))
     leader = await active(voters)

@@ -199,7 +199,7 @@ async def test_a_voter_with_a_bad_certificate_stays_outside_and_the_others_go_on
 
 
 async def test_a_dialled_voter_must_prove_its_name_too(cluster: Cluster) -> None:
-    """Somebody listens where 101 should, with a good certificate of 102."""
+    """A process with a valid certificate of 102 listens at the address of 101."""
     heard: list[bytes] = []
     impostor = load_contexts(cluster.authority.files("controller-102", label="stolen")).server
     impostor.verify_mode = ssl.CERT_NONE

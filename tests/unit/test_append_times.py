@@ -249,7 +249,7 @@ async def test_rule_r10_what_looks_older_than_what_stands_before_it_is_not_belie
 async def test_rule_r10_a_time_from_the_future_casts_no_doubt_on_what_follows(
     host: Hosted,
 ) -> None:
-    """Else a restart would keep all of it for longer."""
+    """With a doubt, a restart would keep all later records for longer."""
     host.log.config = LogConfig(retention=RetentionConfig(HOUR_MS))
     await written(host, NOW_MS + YEAR_MS)
     await host.trimming.look_at_all()

@@ -109,7 +109,7 @@ def creating(
 async def test_all_who_wait_for_a_creation_that_fails_hear_that_nothing_was_written(
     monkeypatch: pytest.MonkeyPatch, failure: KafkaError, told: ErrorCode
 ) -> None:
-    """Those who only waited were told that there is no such topic: a 404 nobody tries again."""
+    """Produces that only waited were answered with 404, which no client tries again."""
     made, controllers = creating(failure, monkeypatch)
     asked = [asyncio.ensure_future(made.for_produce(NAME, 10**15)) for _ in range(3)]
     async with asyncio.timeout(10):
@@ -130,7 +130,7 @@ async def test_all_who_wait_for_a_creation_that_fails_hear_that_nothing_was_writ
 async def test_a_first_produce_waits_for_its_topic_no_longer_than_it_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It waited for a controller (5 s) and for leaders (15 s), whatever its timeout was."""
+    """A produce waited for a controller (5 s) and leaders (15 s), whatever its timeout was."""
     monkeypatch.setattr(topics, "AUTO_CREATE_MS_MIN", 50)
     failure = KafkaError(ErrorCode.NOT_CONTROLLER, "nobody")
     made, controllers = creating(failure, monkeypatch)

@@ -255,7 +255,7 @@ def test_the_front_of_a_frame_is_left_out_for_a_follower_that_begins_inside() ->
 
 
 def test_a_cut_frame_that_grows_is_sent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a push could pass the largest frame that a follower takes."""
+    """Together with others it could exceed the largest frame that a follower takes."""
     leader = Life(SimulatedDisk(), PACKED).log()
     append(leader, VALUES[:12])
     append(leader, VALUES)
@@ -273,7 +273,7 @@ def test_a_cut_frame_that_grows_is_sent_alone(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_cleaning_makes_no_log_longer() -> None:
-    """What is left of a frame was stored as lines below half a kilobyte: nearly three times it.
+    """The rest of a frame was stored as lines below half a kilobyte: nearly three times its size.
 
     A segment could pass the 4 GiB that its index can name.
     """

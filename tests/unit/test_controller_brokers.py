@@ -441,7 +441,7 @@ def test_rule_r11_a_last_replica_leaves_when_nobody_could_take_over() -> None:
 
 
 def test_rule_r11_a_partition_without_a_leader_holds_nobody_back() -> None:
-    """Whoever could take over came back too late: nobody proposes it into the ISR any more."""
+    """The replica that could take over came back too late: no leader proposes it into the ISR."""
     world = running(assignments={0: (1, 2)})
     world.kill(B2)
     leave(world, B1)

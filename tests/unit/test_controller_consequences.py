@@ -40,7 +40,7 @@ def test_rule_m4_consequences_of_a_refused_batch_are_found_again() -> None:
 
 
 def test_rule_g3_a_new_controller_fences_nobody_whose_proof_may_be_younger_than_its_reign() -> None:
-    """It was handed its reign, and a link is cut: the last controller has heard of that broker."""
+    """Leadership was handed over and a link is cut: the last controller still heard that broker."""
     *_, image = images(
         (FeatureLevelRecord(level=1),),
         *((registered(b, at + 1, f"life-{b}"),) for at, b in enumerate((ME, OTHER))),

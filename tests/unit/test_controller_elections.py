@@ -438,7 +438,7 @@ def test_a_leader_shrinks_its_isr_below_min_isr_only_once_it_knows_it() -> None:
 
 
 def test_a_new_controller_does_not_know_what_min_isr_a_leader_has_seen() -> None:
-    """It has no history: the change may be anywhere in the image that it takes over."""
+    """The controller has no history: any change in the image may be the newest."""
     world = running(configs={"min.insync.replicas": "1"})
     record = ConfigRecord(
         resource_type=ResourceType.TOPIC,

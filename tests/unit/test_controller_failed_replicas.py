@@ -65,7 +65,7 @@ def fall_silent(world: World, broker: BrokerId) -> None:
 
 
 def test_rule_q5_a_damaged_follower_leaves_the_isr_and_what_was_proposed_before_is_void() -> None:
-    """Nobody restarts: a new leader epoch keeps an attempt in flight from putting it back."""
+    """No process restarts: a new leader epoch keeps a proposal in flight from undoing that."""
     world = running()
     before = world.partition()
     damaged(world, B2)
@@ -151,7 +151,7 @@ def test_a_clean_election_passes_a_damaged_replica_by() -> None:
 def test_rule_q5_what_a_damaged_replica_in_sync_holds_is_not_given_up_for_somebody_away(
     unclean: str,
 ) -> None:
-    """He may never come back; broker 3, which is here, lacks what was acknowledged since."""
+    """An offline replica may never return; broker 3, which is up, lacks acknowledged records."""
     world = running()
     configs = {"min.insync.replicas": "1", "unclean.leader.election.enable": unclean}
     world.create("one", 2, assignments={0: (1, 2, 3)}, configs=configs)
@@ -266,7 +266,7 @@ def test_a_replica_that_can_not_be_opened_is_not_elected_again_and_again() -> No
 
 
 def test_a_broker_is_unfenced_while_another_one_can_not_be_elected() -> None:
-    """What it owes is judged as it is decided: without a change that nobody is going to make."""
+    """A debt is judged as it is decided: an election that can't be held does not count."""
     world = running()
     world.create(
         "two",
@@ -302,7 +302,7 @@ def test_a_preferred_election_leaves_a_damaged_replica_alone() -> None:
 
 
 def test_a_heartbeat_that_was_overtaken_says_nothing_of_damage() -> None:
-    """It may have been sent before the log was filled again."""
+    """The heartbeat may have been sent before the log was filled again."""
     world = running()
     before = world.partition()
     damaged(world, B2)
@@ -364,7 +364,7 @@ def test_rule_r11_a_sound_leader_does_not_leave_its_place_to_a_damaged_replica()
 
 
 def test_rule_r11_a_damaged_leader_that_leaves_waits_for_nobody_to_join_from_its_log() -> None:
-    """Who is eligible holds everything, and may never catch up with what can't be read there."""
+    """An eligible replica holds everything, and may never catch up with unreadable records."""
     world = running()
     world.kill(B2, B3)
     world.join(B2, life="b")
@@ -384,7 +384,7 @@ def test_rule_r11_a_damaged_leader_that_leaves_waits_for_nobody_to_join_from_its
 
 
 def test_invariant_p8_a_reassignment_is_not_through_while_who_is_to_stay_is_damaged() -> None:
-    """Who is to go may hold what it lacks; it is deleted when it is out."""
+    """The replica to be removed may hold the only good copy; it is deleted once it is out."""
     world = running()
     world.create("one", 2, assignments={0: (1,)}, configs={"min.insync.replicas": "1"})
     world.reassign((2,), name="one")

@@ -296,7 +296,7 @@ def test_invariant_p8_a_leader_that_died_is_replaced_by_who_stays_while_another_
 
 
 def test_a_drained_broker_that_stays_leads_rather_than_one_that_goes() -> None:
-    """Else the two would hand it to and fro, an epoch each time, and nobody ever goes."""
+    """Otherwise both brokers pass leadership to and fro, an epoch each time, and none leaves."""
     world = running((1, 2), min_isr=1)
     world.reassign((2,))
     world.behind[B1] = world.image.next_offset

@@ -112,7 +112,7 @@ def test_rule_r6_a_report_of_a_log_that_is_no_more_takes_nobody_out(
 
 
 def test_rule_r6_a_late_report_lets_nobody_else_lead_uncleanly() -> None:
-    """It alone is eligible, and back this moment: what its log is now is to be heard before."""
+    """The only eligible replica has just returned: its damage report must arrive first."""
     world = running()
     late = filled_again_and_alone(world, can_lead=False)
     epoch = world.alive[B2]

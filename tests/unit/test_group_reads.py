@@ -209,7 +209,7 @@ async def test_reads_of_one_instance_stand_in_line(world: World) -> None:
 async def test_a_newer_read_is_not_held_up_by_an_older_one_which_delivers_nothing(
     world: World,
 ) -> None:
-    """Whoever sent the older one may be gone: it must not take records along."""
+    """The client of the older read may be gone: that read must not take records along."""
     await world.join("a")
     older = asyncio.ensure_future(world.places("a", 500))
     await asyncio.sleep(0.02)

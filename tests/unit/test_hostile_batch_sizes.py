@@ -49,7 +49,7 @@ def test_rule_r9_the_largest_record_a_topic_may_take_fits_a_push() -> None:
 
 
 def test_rule_r9_a_sequence_that_is_no_push_is_refused_before_it_is_written() -> None:
-    """What names a producer is never cut into batches, and max.body.bytes may be a gigabyte."""
+    """A body with a producer id is one batch, and max.body.bytes may be a gigabyte."""
     record = b'{"value":"' + b"x" * (1 << 20) + b'"}'
     body = b'{"records":[' + b",".join([record] * 66) + b"]}"
     with pytest.raises(KafkaError) as refused:

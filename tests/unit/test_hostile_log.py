@@ -204,7 +204,7 @@ def test_invariant_l8_a_cut_inside_the_batch_of_a_start_that_is_not_durable_yet(
 
 
 def test_a_segment_whose_index_is_being_written_is_neither_compacted_nor_removed() -> None:
-    """Else that index comes to lie beside what took the segment's place, perhaps of its size."""
+    """Otherwise the index ends up beside the segment's successor, perhaps of the same size."""
     life = filled(SimulatedDisk())
     log = life.log()
     assert log.stored is not None

@@ -99,7 +99,7 @@ async def test_what_is_sent_behind_others_does_not_begin_a_producer(here: Here) 
 
 
 async def test_a_repeat_is_known_where_too_few_replicas_are_left_to_write(here: Here) -> None:
-    """What is written needs no second copy: it waits, and is unknown at its deadline."""
+    """A written batch is not written again: the repeat waits, and is unknown at its deadline."""
     here.manager.on_metadata_update(image(1, (ME, OTHER)))
     replica, role = here.local.leading(HERE)
     first = asyncio.create_task(here.local.append(claimed(0, acks=ACKS_ALL)))

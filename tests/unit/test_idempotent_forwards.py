@@ -141,7 +141,7 @@ async def test_the_short_way_sends_long_and_short_bodies_as_one_array(shell: She
 
 
 async def test_the_short_way_waits_for_its_time_once(shell: Shell) -> None:
-    """What a channel did not bring about in time is the answer, however certain it is."""
+    """The outcome that is known at the deadline is the answer, certain or not."""
     await shell.append()
     front = Front(shell)
     routed = shell.image
@@ -311,7 +311,7 @@ def test_a_record_that_is_refused_refuses_the_whole_sequence_and_says_why() -> N
 
 
 async def test_who_names_no_producer_is_not_refused_for_the_number_of_others(shell: Shell) -> None:
-    """This broker's own id is new to a partition that remembers as many as it may."""
+    """The broker's own producer id is new to a partition that remembers as many as it may."""
     shell.leader.answers = [KafkaError(ErrorCode.POLICY_VIOLATION, outcome=Outcome.NOT_WRITTEN)]
     kinds: list[int] = []
     registration = shell.image.partition(*HERE)

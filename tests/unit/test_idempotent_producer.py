@@ -178,7 +178,7 @@ def test_what_is_refused_for_good_is_not_sent_again() -> None:
 
 
 def test_a_send_is_answered_though_no_controller_gives_another_id() -> None:
-    """Else its records stayed behind in the channel, and were written with the next send."""
+    """Its records stayed queued instead, and were written with the next send."""
     broker = Broker(1, 0.0)
     producer = Producer(cast("Client", broker), "t")
     producer.send([NewRecord(b"1", partition=0)])

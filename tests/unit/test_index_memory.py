@@ -245,7 +245,7 @@ def test_rule_q3_a_seal_that_is_reported_after_a_cut_says_nothing_of_the_index()
 
 @pytest.mark.usefixtures("no_walks")
 def test_a_log_that_is_opened_takes_its_index_into_memory_when_it_is_first_written_to() -> None:
-    """It was walked at the first read behind that, however long the segment."""
+    """Otherwise the next read walks the whole segment, however long."""
     disk = SimulatedDisk()
     life = opened(disk)
     fill(life.log(), 40)

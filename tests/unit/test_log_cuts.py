@@ -199,7 +199,7 @@ def test_rule_r7_what_counts_as_clean_is_forgotten_on_the_disk_however_often_it_
 
 
 def test_rule_q5_a_log_that_starts_over_twice_comes_back_as_it_was_durable() -> None:
-    """What was put aside is still there, and behind a gap what nobody ever synced: it is cut."""
+    """The durable files are still there; unsynced ones behind a gap are cut."""
     disk = SimulatedDisk()
     life = Life(disk)
     log = life.log()
@@ -303,7 +303,7 @@ def test_invariant_t4_producers_are_read_in_turns_of_the_loop_before_a_cut(
 
 
 def test_what_was_read_for_another_cut_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor what was read before the log was cut, closed or begun anew."""
+    """A result from before the log was truncated, closed or started over is void as well."""
     monkeypatch.setattr(log_producers, "REPLAY_HEADERS_PER_TURN", 2)
     disk = SimulatedDisk()
     life = Life(disk, LogConfig())
@@ -388,7 +388,7 @@ class PowerCutError(Exception):
 def test_rule_q5_a_power_cut_amid_a_start_over_backwards_leaves_no_damage(
     offset: int, *, flushed: bool
 ) -> None:
-    """What was put aside before still lies there. While it went, the file named the new start
+    """Files of the start-over before still lie there. While they went, the file named the new start
     already: a log of which the first segment was missing, or that was durable where nobody had
     synced it."""
     finished = 0

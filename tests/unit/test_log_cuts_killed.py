@@ -52,7 +52,7 @@ def life_with_a_killed_cut(disk: SimulatedDisk, *, rolled: bool) -> Life:
 def test_rule_q5_the_tail_of_a_killed_cut_is_no_proof_amid_what_was_written_next(
     *, rolled: bool
 ) -> None:
-    """Nobody had synced the shorter file, as nothing in it waited for a sync: with a power cut amid
+    """The shorter file was not synced, as nothing in it waited for a sync: with a power cut amid
     the next batches, the old ones behind them proved that these had been durable."""
     for seed in range(20):
         disk = SimulatedDisk()

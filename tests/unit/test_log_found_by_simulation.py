@@ -45,7 +45,7 @@ def test_rule_q2_whose_log_it_is_outlives_a_failed_sync_as_its_bytes_do() -> Non
 
 
 def test_rule_r6_the_mark_of_damage_goes_with_a_replica_that_is_removed() -> None:
-    """It stayed on the disk, and the sound log of the replica that came back was refused by it."""
+    """The mark stayed on the disk, and the healthy log of the returning replica was refused."""
     disk = SimulatedDisk()
     life = Life(disk)
     for value in ("a", "b"):
@@ -86,7 +86,7 @@ def test_rule_q6_names_that_a_full_disk_left_empty_are_synced_with_their_first_b
 
 
 def test_rule_q3_no_round_begins_amid_a_cut_because_descriptors_are_short() -> None:
-    """It held descriptors that the cut closed, and proved an end that the cut took away."""
+    """Such a round held descriptors that the truncation closed, and proved a removed end."""
     disk = SimulatedDisk()
     life = Life(disk, LogConfig(segment_bytes=100, flush_before_ack=False), open_files=1)
     log = life.log()
@@ -134,7 +134,7 @@ def test_rule_r10_what_was_deleted_stays_so_where_the_power_goes_amid_a_clean_sh
 
 
 def test_rule_q3_a_log_that_is_cut_amid_a_pass_of_the_cleaner_is_not_taken_for_damaged() -> None:
-    """It was never compacted again, until it was cut once more."""
+    """The log was never compacted again, until it was truncated once more."""
     life = Life(SimulatedDisk(), LogConfig(segment_bytes=300, compaction=CompactionConfig()))
     log = life.log()
     for number in range(20):
@@ -161,7 +161,7 @@ def test_rule_q3_a_log_that_is_cut_amid_a_pass_of_the_cleaner_is_not_taken_for_d
 
 
 def test_rule_q5_damage_below_the_log_start_does_not_take_what_stands_behind_it() -> None:
-    """It was cut off as a torn tail, and live records of the same file with it, without a word."""
+    """The damage was cut off as a torn tail, silently, with live records of the same file."""
     disk = SimulatedDisk()
     life = Life(disk)
     for value in ("a", "b"):
@@ -207,7 +207,7 @@ def test_rule_q1_files_of_a_log_that_starts_over_stay_until_that_is_durable() ->
 
 
 def test_rule_q5_a_log_start_proves_what_lies_below_it() -> None:
-    """Where nobody wrote since, no stamp does: acknowledged records went as a torn tail."""
+    """No later batch proves them then: acknowledged records were cut as a torn tail."""
     disk = SimulatedDisk()
     life = Life(disk)
     for value in ("a", "b", "c"):

@@ -187,7 +187,7 @@ def test_a_full_disk_at_a_truncation_cuts_nothing_and_cuts_later() -> None:
 def test_invariant_t4_a_segment_begun_for_what_found_no_room_keeps_the_producers_before_it() -> (
     None
 ):
-    """It seals the one before: a start reads no header of that, so its snapshot must be there."""
+    """A new segment seals the one before, whose headers no start reads: it needs its snapshot."""
     disk = SimulatedDisk()
     life = Life(disk, SMALL)
     log = life.log()

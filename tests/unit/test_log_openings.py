@@ -160,7 +160,7 @@ def test_rule_r8_a_high_watermark_above_a_lost_tail_stands_at_the_log_end(
 
 
 def test_rule_r8_a_high_watermark_that_the_log_lost_is_not_believed(disk: SimulatedDisk) -> None:
-    """What stands there next may be another history, whose records look alike."""
+    """Another history may stand there next, whose records look alike."""
     life = Life(disk)
     log = life.log()
     append(log, range(50), epoch=4)

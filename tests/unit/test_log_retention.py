@@ -313,7 +313,7 @@ async def test_delete_records_moves_the_log_start_within_the_high_watermark(host
 
 
 async def test_a_leader_deposed_meanwhile_promises_no_deletion(host: Hosted) -> None:
-    """Who leads now may never hear of it, and show again what was said to be gone."""
+    """The new leader may never learn of it, and show records that were reported as deleted."""
     await host.fill()
     replica = host.manager.replica(HERE)
     assert replica is not None

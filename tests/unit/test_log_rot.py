@@ -263,7 +263,7 @@ def test_rule_q5_an_index_that_can_t_be_made_again_takes_one_log_offline_not_the
 def test_rule_q3_a_cut_that_an_index_sends_too_far_is_no_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would leave records that were to go, and say that they are gone."""
+    """Such a truncation would keep records and report them as removed."""
     disk = SimulatedDisk()
     life = Life(disk)
     log = life.log()

@@ -183,7 +183,7 @@ def epochs_of_covers(disk: SimulatedDisk) -> list[tuple[int, int, int]]:
 
 
 def test_invariant_l11_no_empty_batch_lies_across_leader_epochs() -> None:
-    """Where the epochs began is known from their file; the cache from the log is the same."""
+    """The epochs' starts come from their file; a cache rebuilt from the log equals it."""
     disk = written(epochs=(1, 1, 2, 3, 3, 7, 7, 7), clean=True)
     for offset in (4, 7, 10, 13):
         rot(disk, offset)
@@ -262,7 +262,7 @@ def test_a_replacement_under_way_counts_as_a_start_would_count_it() -> None:
 
 
 def test_rule_r7_where_it_is_lost_how_far_tombstones_went_all_may_be_gone() -> None:
-    """Else a replica that lags might miss one: who comes back is filled from the beginning."""
+    """A lagging replica might miss one otherwise: it is filled from the beginning."""
     disk = written()
     fd = disk.open(f"{HERE}/{STATE_FILE}", create=True)
     disk.write(fd, b"rotten", 0)

@@ -247,7 +247,7 @@ def test_an_empty_follower_agrees_with_a_leader_that_has_not_trimmed_yet(
 
 
 def test_records_of_epochs_that_were_trimmed_at_the_leader_are_not_kept() -> None:
-    """What this old leader alone had at or behind the log start is cut; nothing below stays."""
+    """Records of the old leader alone at or behind the log start are cut; nothing below stays."""
     leader, follower = Side(ONE), Side(TWO)
     leads(follower, ["a", "b", "c", "never replicated"], epoch=1)
     leads(leader, ["a", "b", "c"], epoch=1)

@@ -177,7 +177,7 @@ async def test_a_bug_in_one_answer_leaves_those_behind_it_in_the_batch_told(
 async def test_a_further_producer_id_that_is_not_to_be_had_is_asked_for_now_and_then(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was asked for in every turn of the loop, with a line in the log each."""
+    """The id was requested in every turn of the loop, with a line in the log each."""
     await shell.append()
     asked = 0
 

@@ -176,7 +176,7 @@ def test_a_leader_that_goes_names_its_successor_who_need_not_wait() -> None:
 
 
 def test_what_a_voter_can_follow_is_forgotten_with_its_process() -> None:
-    """Else a level would be raised that the one coming back, an older version, can't follow."""
+    """Otherwise the level is raised beyond what the returning older version can follow."""
     sim = Sim(seed=8, feature_level_max=2)
     a, b, c = sim.ids
     sim.start()

@@ -34,7 +34,7 @@ def test_rules_q1_q5_q6_power_cuts_of_a_cluster_lose_nothing_acknowledged(seed: 
 def test_rule_q1_a_snapshot_may_be_ahead_of_a_journal_whose_disk_hung(
     victim: int, cut: bool
 ) -> None:
-    """It applied what the others' disks have, and wrote that down before its own journal."""
+    """The voter applied entries that the others hold, and saved them before its own journal."""
     sim = Sim(seed=3, snapshot_min_entries=8)
     sim.start()
     sim.lead(sim.ids[0])

@@ -250,7 +250,7 @@ def test_the_last_replica_goes_on_but_for_what_can_not_be_read(tmp_path: Path) -
 
 
 def test_a_damaged_replica_that_is_elected_leads_with_what_it_has(tmp_path: Path) -> None:
-    """Nobody else could, or an operator wanted it."""
+    """No other replica could lead, or an operator chose it."""
     host = Host(tmp_path)
     host.rot()
     host.tick()
@@ -417,7 +417,7 @@ def test_the_last_copy_that_is_kept_is_no_reason_to_wait_once_it_is_made(
 def test_rule_m5_a_damaged_replica_that_was_given_away_does_not_stay_for_those_who_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It could follow nobody, and nothing would say any more that it is damaged."""
+    """Such a replica could follow no leader, and nothing would report its damage any more."""
     host = Host(tmp_path, leader=ME)
     host.rot()
     host.tick()
@@ -514,7 +514,7 @@ def test_rule_g3_a_deposed_leader_whose_disk_is_full_leads_no_more(
 def test_all_that_is_damaged_is_reported_in_order_with_the_state_of_the_partition_it_is_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that a start refused stand beside what was found since; a known number of them."""
+    """Replicas refused at a start stand beside those found since; their number is bounded."""
     host = Host(tmp_path)
     host.rot()
     host.tick()

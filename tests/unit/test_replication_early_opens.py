@@ -88,7 +88,7 @@ def test_an_open_is_dropped_once_its_topic_is_deleted() -> None:
 
 
 def test_opens_for_topics_deleted_before_make_room_after_a_while() -> None:
-    """Nobody can tell them from topics that are to come, but who still wants one asks again."""
+    """Such opens look like those for topics still to come; a waiting follower asks again."""
     early = EarlyOpens(ME)
     keys = [Key(number.to_bytes(16, "big"), 0) for number in range(1, MAX_UNKNOWN_OPENS + 1)]
     for key in keys:

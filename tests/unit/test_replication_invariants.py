@@ -364,7 +364,7 @@ def test_invariant_l17_a_frame_of_another_epoch_is_dropped_by_the_follower(epoch
 
 
 def test_invariant_l19_a_zombie_leader_acknowledges_nothing_once_another_one_was_elected() -> None:
-    """It has not heard of it; its followers have, or their time has come."""
+    """The zombie does not know of the election; its followers do, or have timed out."""
     one, two = leader(isr=(ONE, TWO)), Replica(TWO)
     one.open(TWO, (0, 0), 12)
     fates = one.write(7)
@@ -464,7 +464,7 @@ def test_rule_r5_acks_of_the_leader_alone_are_judged_by_epoch_too() -> None:
 
 
 def test_invariant_l27_a_produce_is_answered_whatever_becomes_of_a_follower() -> None:
-    """It stops; the shrink gets no answer, then is refused, then made: each time it is tried on."""
+    """The follower stops; the ISR shrink is lost, then refused, then made: it is retried."""
     one = leader(min_isr=1)
     one.open(TWO, (0, 0), 12)
     one.open(THREE, (0, 0), 13)

@@ -256,7 +256,7 @@ def test_a_follower_never_truncates_below_its_high_watermark() -> None:
 
 
 def test_only_an_unclean_election_since_cuts_below_the_high_watermark() -> None:
-    """What an operator gave up is gone on every replica: else two contents for one offset."""
+    """Records that an operator gave up go on every replica: an offset has one content."""
     partition = following([(1, 10), (1, 11)], epoch=4)
     partition.open_message(9, 0)
     partition.on_valid(Valid(9, 4, 5, 0))
@@ -536,7 +536,7 @@ def test_only_a_replica_of_this_image_may_join() -> None:
 
 
 def test_a_follower_that_only_observes_never_joins_in_that_session() -> None:
-    """It was removed, and follows to learn the fate of its produces; its log goes after that."""
+    """A removed replica follows to learn the outcome of its produces; then its log goes."""
     partition = make(by_durable=False)
     lead(partition, isr=(ONE, TWO))
     append(partition, 7)
