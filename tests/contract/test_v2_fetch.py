@@ -57,7 +57,9 @@ async def test_headers_say_where_to_go_on_and_whom_to_ask(door: Door) -> None:
 
 
 @pytest.mark.parametrize("by_header", [False, True])
-async def test_who_served_a_reader_that_names_its_rack_is_told(door: Door, by_header: bool) -> None:
+async def test_the_serving_broker_is_told_to_a_reader_that_names_its_rack(
+    door: Door, by_header: bool
+) -> None:
     await fill(door)
     query = "offset=1" if by_header else "offset=1&rack=r1"
     headers = {"Quorumlog-Rack": "r1"} if by_header else {}

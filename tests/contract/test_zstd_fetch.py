@@ -115,7 +115,9 @@ async def test_both_ways_send_the_same(request_: bytes) -> None:
 
 @pytest.mark.parametrize("request_", FRAMED)
 @pytest.mark.parametrize("lane", [True, False])
-async def test_who_takes_zstd_gets_frames_of_the_same_lines(request_: bytes, lane: bool) -> None:
+async def test_a_client_that_takes_zstd_gets_frames_of_the_same_lines(
+    request_: bytes, lane: bool
+) -> None:
     token = FAST_LANE.set(lane)
     async with open_door() as door:
         await filled(door)
@@ -143,7 +145,7 @@ def first_frame(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("lane", [True, False])
-async def test_who_reads_one_frame_alone_sees_every_record(lane: bool) -> None:
+async def test_a_reader_of_one_frame_alone_sees_every_record(lane: bool) -> None:
     """Also where more is there than is put into one: it goes on behind what it saw."""
     token = FAST_LANE.set(lane)
     async with open_door() as door:

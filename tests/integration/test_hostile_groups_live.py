@@ -42,7 +42,7 @@ async def test_the_first_groups_come_through_all_brokers_at_once(cluster: LiveCl
     assert described.body["is_internal"] is True
 
 
-async def test_nobody_writes_or_deletes_what_holds_the_groups(cluster: LiveCluster) -> None:
+async def test_clients_neither_write_nor_delete_the_offsets_topic(cluster: LiveCluster) -> None:
     for broker in (1, 2, 3):
         url = f"{cluster.url(broker)}/topics/__consumer_offsets"
         body: object = {"records": [{"key": ["offset", "g", "t", 0], "value": {"offset": 0}}]}

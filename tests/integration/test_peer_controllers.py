@@ -243,7 +243,7 @@ async def test_a_dead_or_black_holed_controller_is_passed_over() -> None:
             assert error.code is ErrorCode.NETWORK_EXCEPTION
 
 
-async def test_nobody_to_connect_to_until_the_deadline_is_surely_not_written() -> None:
+async def test_a_command_without_any_connection_until_its_deadline_is_surely_not_written() -> None:
     """However little time is left for the last attempt: a doubt would be one for nothing."""
     silent = socket.create_server(("127.0.0.1", 0), backlog=0)
     held = [socket.create_connection(silent.getsockname())]

@@ -194,7 +194,7 @@ async def test_a_direct_answer_that_fails_or_comes_twice_breaks_nothing(
         await until(lambda: len(services.directly) == 2)
 
 
-async def test_who_does_not_read_gets_direct_answers_once_it_does() -> None:
+async def test_a_broker_that_does_not_read_gets_direct_answers_once_it_does() -> None:
     """Answers wait here, at most as many as were under way; then both kinds of requests go on."""
     services = Services()
     async with serving(services) as server, channel() as peers:

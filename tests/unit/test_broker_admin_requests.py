@@ -149,7 +149,7 @@ class World:
         return self.peer(kind, body)
 
 
-async def test_it_answers_once_this_image_holds_what_was_decided() -> None:
+async def test_a_command_is_answered_once_this_image_holds_its_result() -> None:
     world = World()
     task = asyncio.create_task(world.requests.ask(DRAIN))
     await asyncio.sleep(0)

@@ -204,7 +204,7 @@ async def test_more_lines_than_a_batch_holds_are_several_and_offsets_go_on(here:
         assert base + count == following
 
 
-async def test_who_asks_again_while_being_told_is_written_behind(here: Here) -> None:
+async def test_a_request_made_during_an_answer_is_written_behind(here: Here) -> None:
     """A pipelined request is taken where the one before it is answered."""
     here.manager.on_metadata_update(image(1, (ME,)))
     clients = Clients(here)

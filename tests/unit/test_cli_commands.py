@@ -122,7 +122,7 @@ async def test_wrong_usage_is_exit_2(shell: Shell) -> None:
         assert finished.err
 
 
-async def test_nobody_answers(shell: Shell) -> None:
+async def test_a_cluster_that_does_not_answer_ends_a_command_with_its_address(shell: Shell) -> None:
     shell.environment["QUORUMLOG_URL"] = "http://127.0.0.1:1"
     finished = await shell("cluster", "info")
     assert finished.code == 1

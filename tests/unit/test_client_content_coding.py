@@ -52,7 +52,7 @@ def test_what_is_not_whole_or_not_bounded_is_refused(case: str) -> None:
         decode_answer(wrong, ASKS)
 
 
-def test_who_did_not_ask_is_sent_none() -> None:
+def test_a_client_that_did_not_ask_is_sent_no_content_coding() -> None:
     with pytest.raises(ProtocolError, match="not asked for"):
         decode_answer(answer(FRAME, len(LINES)), Request(method="GET", path="/"))
 

@@ -99,7 +99,7 @@ def consumer(client: FakeClient) -> GroupConsumer:
     return made
 
 
-def test_it_commits_what_it_received_as_the_next_to_read(client: FakeClient) -> None:
+def test_a_consumer_commits_received_records_as_the_next_to_read(client: FakeClient) -> None:
     reading = consumer(client)
     assert client.body(0)["enable.auto.commit"] is False  # and so offsets are stored as given
     client.on("records", records((0, 5), (0, 6), (1, 2)))
@@ -133,7 +133,9 @@ def test_rule_f2_after_a_lost_read_a_new_instance_goes_on_from_the_last_commit(
     assert ("POST", "i2/offsets") not in client.said
 
 
-def test_rule_f2_it_reads_no_further_until_the_new_instance_is_there(client: FakeClient) -> None:
+def test_rule_f2_a_consumer_reads_no_further_until_the_new_instance_is_there(
+    client: FakeClient,
+) -> None:
     reading = consumer(client)
     client.on("records", LOST)
     client.on("subscription", UnreachableError("down"))

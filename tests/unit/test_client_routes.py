@@ -38,7 +38,7 @@ def test_urls_are_kept_once_and_in_order() -> None:
         Routes([" "])
 
 
-def test_who_does_not_answer_is_asked_last() -> None:
+def test_a_broker_that_does_not_answer_is_asked_last() -> None:
     routes = Routes([A, B])
     exchange = Exchange(routes, READ, now_s=0, retry_s=0)
     assert exchange.url == A
@@ -48,7 +48,7 @@ def test_who_does_not_answer_is_asked_last() -> None:
     assert routes.urls == (B, A)
 
 
-def test_who_serves_a_rack_is_remembered_beside_who_leads() -> None:
+def test_the_broker_that_serves_a_rack_is_remembered_beside_the_leader() -> None:
     routes = Routes([A])
     near = fetch("t", 0, 5, rack="r1").request
     assert "rack=r1" in near.path
@@ -58,7 +58,7 @@ def test_who_serves_a_rack_is_remembered_beside_who_leads() -> None:
     assert routes.candidates(FETCH) == [A], "who reads elsewhere, or writes, is not sent there"
 
 
-def test_nobody_ever_answered_is_said_at_once() -> None:
+def test_brokers_that_never_answered_are_reported_at_once() -> None:
     exchange = Exchange(Routes([A, B]), READ, now_s=0, retry_s=60)
     exchange.report_not_sent("refused", 0)
     with pytest.raises(UnreachableError, match=r"http://a:1 \(refused\), http://b:1 \(reset\)"):

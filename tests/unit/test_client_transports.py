@@ -124,7 +124,9 @@ async def test_a_read_on_a_connection_that_breaks_is_sent_again(run: Callable[..
 
 
 @both
-async def test_nobody_there(run: Callable[..., object]) -> None:
+async def test_an_address_without_a_listener_is_named_in_the_error(
+    run: Callable[..., object],
+) -> None:
     for url in ("http://127.0.0.1:1", "https://127.0.0.1:1"):
         with pytest.raises((UnreachableError, OutcomeUnknownError), match=r"127\.0\.0\.1:1"):
             await run(url, READ)  # type: ignore[misc]

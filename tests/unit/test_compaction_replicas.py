@@ -175,7 +175,7 @@ def two_drops_the_tombstone(one: Replica, two: Replica) -> None:
     assert not {0, 4} & read_all(two.log, 0, 300).keys()
 
 
-def test_rule_r7_who_was_filled_by_one_leader_misses_no_tombstone_at_the_next() -> None:
+def test_rule_r7_a_replica_filled_by_one_leader_misses_no_tombstone_at_the_next() -> None:
     """The third has the value from one, who never compacted; two has dropped its tombstone."""
     one, two, three = world()
     two_drops_the_tombstone(one, two)
@@ -197,7 +197,7 @@ def test_rule_r7_who_was_filled_by_one_leader_misses_no_tombstone_at_the_next() 
     assert read_all(three.log, 0, 300) == read_all(two.log, 0, 300)
 
 
-def test_rule_r7_who_was_filled_by_one_without_a_tombstone_lacks_it_for_its_followers_too() -> None:
+def test_rule_r7_a_replica_filled_without_a_tombstone_lacks_it_for_its_followers_too() -> None:
     """The third never dropped anything itself: it was filled by two, who had."""
     one, two, three = world()
     two_drops_the_tombstone(one, two)

@@ -468,7 +468,9 @@ async def test_rule_m7_a_leader_change_does_not_restart_the_session_of_a_dead_br
     }
 
 
-async def test_rule_g3_who_comes_back_while_its_fence_is_in_flight_is_not_vouched_for() -> None:
+async def test_rule_g3_a_broker_that_returns_while_its_fence_is_in_flight_is_not_vouched_for() -> (
+    None
+):
     """The committed image calls it unfenced, and its successors lead a moment later."""
     cluster = await Cluster().start()
     lead, image = cluster.lead, cluster.lead.machine.image
@@ -498,7 +500,7 @@ async def test_rule_m7_everything_stopped_for_two_sessions_fences_nobody() -> No
     assert cluster.lead.machine.image is before
 
 
-async def test_rule_m7_who_registers_and_never_speaks_is_fenced() -> None:
+async def test_rule_m7_a_broker_that_registers_and_never_heartbeats_is_fenced() -> None:
     cluster = Cluster()
     cluster.raft.elect(cluster.lead, 0)
     await cluster.raft.settle(2)

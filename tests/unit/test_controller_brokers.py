@@ -112,7 +112,7 @@ def test_rule_m4_a_registration_goes_alone_and_is_settled_before_it_is_unfenced(
     assert unfenced.state is BrokerState.UNFENCED
 
 
-def test_rule_m4_nobody_is_unfenced_while_a_partition_owes_it_a_change() -> None:
+def test_rule_m4_no_broker_is_unfenced_while_a_partition_owes_it_a_change() -> None:
     world = running()
     world.kill(B1)
     again = registration(B1, life="b", disk="new", last=world.image.brokers[B1].broker_epoch)
@@ -123,7 +123,7 @@ def test_rule_m4_nobody_is_unfenced_while_a_partition_owes_it_a_change() -> None
     assert wish is None, "the consequences come first"
 
 
-def test_rule_m4_nobody_is_unfenced_before_it_is_settled() -> None:
+def test_rule_m4_no_broker_is_unfenced_before_it_is_settled() -> None:
     world = World()
     world.decide_all()
     world.register(registration(B1))
@@ -236,7 +236,7 @@ def test_below_min_isr_who_leaves_stays_eligible_and_is_elected_from_there() -> 
     assert (world.partition().isr, world.partition().elr) == ((B1, B3), ())
 
 
-def test_who_is_elected_from_the_elr_leads_alone() -> None:
+def test_a_replica_elected_from_the_elr_leads_alone() -> None:
     world = running()
     world.kill(B3)
     world.kill(B2)
@@ -404,7 +404,7 @@ def test_rule_r11_a_paused_broker_blocks_for_a_session_only() -> None:
     assert world.beat(B1, want_shutdown=True).should_shut_down
 
 
-def test_rule_r11_it_waits_for_a_replica_that_may_join_and_says_why() -> None:
+def test_rule_r11_a_shutdown_waits_for_a_replica_that_may_join_and_says_why() -> None:
     world = running()
     world.kill(B3)
     world.join(B3, life="b")

@@ -68,7 +68,7 @@ def power_cut(world: World, *brokers: BrokerId) -> None:
 # ---- what is remembered while nobody leads
 
 
-def test_invariant_p11_who_lost_the_proof_is_remembered_and_who_led_last() -> None:
+def test_invariant_p11_a_replica_without_proof_is_remembered_and_the_last_leader() -> None:
     world = running()
     power_cut(world, B3, B2, B1)
     partition = world.partition()
@@ -161,7 +161,7 @@ def test_a_topic_that_prefers_a_leader_gets_one() -> None:
     assert partition.unclean_epoch == partition.leader_epoch
 
 
-def test_it_waits_for_one_that_holds_everything_and_is_starting() -> None:
+def test_an_unclean_election_waits_for_a_starting_replica_that_holds_everything() -> None:
     world = running(configs={"unclean.leader.election.enable": "true"})
     for broker in (B1, B2, B3):
         world.kill(broker)
@@ -354,7 +354,7 @@ def test_leadership_goes_back_once_the_preferred_leader_has_stayed() -> None:
     assert world.partition().isr == (1, 2, 3)
 
 
-def test_it_does_not_go_back_where_an_operator_says_so() -> None:
+def test_leadership_does_not_go_back_where_an_operator_says_so() -> None:
     world = moved_away()
     change = ConfigChange(
         resource_type=ResourceType.CLUSTER,
@@ -378,7 +378,7 @@ def test_leaders_stay_while_replicas_move() -> None:
 
 
 @pytest.mark.parametrize("why", ["drained", "not in sync"])
-def test_it_does_not_go_back_to_who_should_not_lead(why: str) -> None:
+def test_leadership_does_not_go_back_to_a_replica_that_should_not_lead(why: str) -> None:
     world = moved_away()
     if why == "drained":
         world.drain(B1, DrainScope.LEADERS)

@@ -111,7 +111,7 @@ def test_rule_g3_a_damaged_leader_hands_over_and_leaves_once_it_has_heard_of_it(
     assert after.leader_epoch == handed.leader_epoch, "its log took no part in this epoch"
 
 
-def test_rule_q2_nobody_sound_left_a_damaged_leader_stays_and_nobody_is_emptied() -> None:
+def test_rule_q2_without_a_healthy_replica_a_damaged_leader_stays_and_none_is_emptied() -> None:
     """Two of three are damaged, perhaps at different places; the third is not in sync."""
     world = running()
     world.alter((B1, B2))
@@ -169,7 +169,7 @@ def test_rule_q5_what_a_damaged_replica_in_sync_holds_is_not_given_up_for_somebo
     assert (world.partition(2).leader, world.partition(2).isr) == (B1, (B1,))
 
 
-def test_somebody_sound_who_is_starting_is_worth_the_wait() -> None:
+def test_an_election_waits_for_a_healthy_replica_that_is_starting() -> None:
     world = running()
     world.create("one", 2, assignments={0: (1, 2)}, configs={"min.insync.replicas": "1"})
     old = world.alive[B1]
@@ -205,7 +205,7 @@ def test_a_replica_that_alone_is_left_leads_although_it_is_damaged() -> None:
     assert (world.partition(2).leader, world.partition(2).isr) == (B2, (B2,))
 
 
-def test_who_can_not_lead_at_all_leaves_even_where_nobody_else_can() -> None:
+def test_a_replica_that_can_not_lead_leaves_even_where_no_other_can() -> None:
     world = running()
     world.kill(B2, B3)
     damaged(world, B1, can_lead=False)
@@ -413,7 +413,7 @@ def test_invariant_p8_a_reassignment_is_not_through_while_who_is_to_stay_is_dama
     assert (world.partition(2).leader, world.partition(2).replicas) == (B2, (B2,))
 
 
-def test_invariant_p11_who_was_emptied_is_not_the_first_choice_of_an_unclean_election() -> None:
+def test_invariant_p11_an_emptied_replica_is_not_the_first_choice_of_an_unclean_election() -> None:
     world = running()
     world.alter((B1, B3))
     damaged(world, B3)

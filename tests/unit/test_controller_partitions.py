@@ -46,7 +46,7 @@ def test_rule_m3_the_partition_epoch_grows_even_if_nothing_changes(world: World)
     assert refusal(world, partition_epoch=1) is ErrorCode.INVALID_UPDATE_VERSION
 
 
-def test_who_shrank_below_min_isr_stays_eligible(world: World) -> None:
+def test_a_replica_removed_below_min_isr_stays_eligible(world: World) -> None:
     world.alter((B1,))
     assert (world.partition().isr, world.partition().elr) == ((B1,), (B2,))
     world.alter((B1, B3))

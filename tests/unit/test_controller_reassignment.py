@@ -49,7 +49,7 @@ def test_invariant_p8_new_replicas_are_added_and_wait_to_be_in_sync() -> None:
     assert partition.leader_epoch == before.leader_epoch
 
 
-def test_invariant_p12_it_is_through_once_all_new_replicas_are_in_sync() -> None:
+def test_invariant_p12_a_reassignment_is_through_once_all_new_replicas_are_in_sync() -> None:
     world = running()
     world.reassign((4, 5, 3))
     world.catch_up(B4)
@@ -67,7 +67,7 @@ def test_invariant_p12_it_is_through_once_all_new_replicas_are_in_sync() -> None
     assert partition.leader_epoch == epoch + 2, "it gave up its leadership, then it was taken out"
 
 
-def test_who_is_taken_out_is_fenced_off_by_an_epoch_though_the_leader_stays() -> None:
+def test_a_removed_replica_is_fenced_off_by_an_epoch_though_the_leader_stays() -> None:
     world = running()
     epoch = world.partition().leader_epoch
     world.reassign((1, 2))
@@ -97,7 +97,7 @@ def test_another_order_of_the_same_replicas_is_so_at_once() -> None:
     assert not partition.is_reassigning
 
 
-def test_invariant_p8_it_goes_on_while_too_few_would_stay_in_sync() -> None:
+def test_invariant_p8_a_reassignment_goes_on_while_too_few_would_stay_in_sync() -> None:
     world = running()
     world.alter((B1,))
     assert world.partition().elr == (2, 3)
@@ -111,7 +111,7 @@ def test_invariant_p8_it_goes_on_while_too_few_would_stay_in_sync() -> None:
     assert world.partition().isr == (4, 2)
 
 
-def test_it_goes_on_while_nobody_that_stays_could_lead() -> None:
+def test_a_reassignment_goes_on_while_no_staying_replica_could_lead() -> None:
     world = running((1, 2))
     last = world.alive.pop(B2)
     for _ in range(30):
@@ -128,7 +128,7 @@ def test_it_goes_on_while_nobody_that_stays_could_lead() -> None:
     assert (world.partition().replicas, world.partition().leader) == ((2,), 2)
 
 
-def test_it_survives_the_death_of_the_controller_and_of_the_leader() -> None:
+def test_a_reassignment_survives_the_death_of_the_controller_and_of_the_leader() -> None:
     world = running()
     world.reassign((4, 5, 3))
     image = image_from_records(
@@ -171,7 +171,7 @@ def test_invariant_p8_a_cancellation_restores_what_was() -> None:
     assert partition.leader_epoch == before.leader_epoch + 2, "5 is fenced off, then 4"
 
 
-def test_invariant_p8_who_is_needed_can_not_be_cancelled() -> None:
+def test_invariant_p8_an_added_replica_that_is_needed_can_not_be_cancelled() -> None:
     world = running()
     world.reassign((4, 2, 5))
     world.catch_up(B4)

@@ -127,7 +127,7 @@ def test_rule_m7_standbys_keep_ages_so_that_a_new_judge_need_not_wait() -> None:
     assert standby.has_expired
 
 
-def test_rule_m7_who_was_never_heard_ages_from_its_first_mention() -> None:
+def test_rule_m7_a_broker_never_heard_of_ages_from_its_first_mention() -> None:
     judge = Judge()
     for _ in range(2 * SESSION_MS // TICK_MS):
         judge.tracker.expect_brokers([(B, E)], judge.now_ms)

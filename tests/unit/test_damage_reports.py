@@ -175,7 +175,7 @@ def test_an_election_right_after_a_take_over_passes_by_who_was_damaged_a_moment_
     assert (after.leader, after.isr) == (B3, (B2, B3))
 
 
-def test_invariant_p8_who_heard_nothing_of_a_replica_ends_no_reassignment_to_it() -> None:
+def test_invariant_p8_a_controller_without_news_of_a_replica_ends_no_reassignment_to_it() -> None:
     """A controller that has just begun knows of no damage: who is to go may hold what lacks."""
     world = running()
     world.reassign((2,), name="one")
@@ -199,7 +199,9 @@ def test_invariant_p8_who_heard_nothing_of_a_replica_ends_no_reassignment_to_it(
 
 
 @pytest.mark.parametrize("by_connection", [True, False])
-def test_who_comes_back_before_it_is_fenced_holds_up_no_reassignment(by_connection: bool) -> None:
+def test_a_broker_that_comes_back_before_it_is_fenced_holds_up_no_reassignment(
+    by_connection: bool,
+) -> None:
     """A new controller fences nobody at first: it looked while the session was over."""
     world = running()
     core = standby(world)

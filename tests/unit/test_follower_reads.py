@@ -235,7 +235,7 @@ def _lose_the_controllers(follower: Follower) -> None:
     "trouble",
     [_elect_third, _fence_me, _out_of_isr, _lose_the_stream, _lose_the_controllers],
 )
-async def test_who_is_not_sure_of_its_standing_serves_nothing(
+async def test_a_follower_that_may_be_out_of_sync_serves_nothing(
     tmp_path: Path, trouble: object
 ) -> None:
     follower = Follower(tmp_path)
@@ -275,7 +275,7 @@ async def test_a_reader_is_served_in_its_rack_or_by_the_leader(tmp_path: Path) -
     assert follower.peers.asked == [(THIRD, PeerRequestKind.FETCH_FOLLOWER)]
 
 
-async def test_it_is_off_until_it_is_asked_for(tmp_path: Path) -> None:
+async def test_reading_from_followers_is_off_until_it_is_configured(tmp_path: Path) -> None:
     follower = Follower(tmp_path, (replace(SELECTED, value=None),))
     assert await follower.reads.fetch(request("b"), HERE, 0) is None
 

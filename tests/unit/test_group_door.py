@@ -351,7 +351,7 @@ async def test_names_that_are_none(tmp_path: Path, name: str) -> None:
         assert refusal.value.code is ErrorCode.INVALID_GROUP_ID
 
 
-async def test_nobody_but_a_coordinator_writes_the_offsets_topic(tmp_path: Path) -> None:
+async def test_only_a_coordinator_writes_the_offsets_topic(tmp_path: Path) -> None:
     apis, _, _, _ = door(tmp_path, [])
     produce = ProduceRequest(
         topic=OFFSETS_TOPIC, records=[], key_format=RecordFormat.JSON,

@@ -123,7 +123,7 @@ async def test_decisions_made_during_an_append_are_written_together() -> None:
         await shard.settled()
 
 
-async def test_nobody_is_answered_before_the_append_is_committed() -> None:
+async def test_no_request_is_answered_before_the_append_is_committed() -> None:
     log = SharedLog().elect()
     log.commit_at_once = False
     async with running(log) as shard:

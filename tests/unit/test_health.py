@@ -167,7 +167,7 @@ async def test_invariant_l22_a_leader_of_what_is_left_is_unhealthy_and_says_what
     assert said.counts["damaged_partitions"] == 102
 
 
-async def test_who_does_not_tell_of_damage_is_not_blamed_for_it() -> None:
+async def test_a_broker_that_does_not_report_damage_is_not_blamed_for_it() -> None:
     """An older version, a broker that does not answer, one that has been replaced as leader."""
     found, silent = image(WELL), KafkaError(ErrorCode.BROKER_NOT_AVAILABLE)
     said = await damage_in(found, {1: silent, 2: told(0), 3: None})

@@ -53,7 +53,7 @@ COMPACTED = LogConfig(
 # ---- rule R7: tombstones that a replica never saw, because its leader had dropped them
 
 
-def test_rule_r7_who_was_filled_without_a_tombstone_remembers_that() -> None:
+def test_rule_r7_a_replica_filled_without_a_tombstone_remembers_that() -> None:
     """Three is filled by two, which dropped it; one, which never compacted, goes on behind three.
 
     One holds the value only: it was filled in part by another that never compacted.

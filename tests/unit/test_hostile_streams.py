@@ -184,7 +184,9 @@ def pushed(transport: StreamTransport, topic_id: TopicId) -> list[bytes]:
     return found
 
 
-async def test_rule_r9_who_catches_up_does_not_hold_back_who_is_in_sync(tmp_path: Path) -> None:
+async def test_rule_r9_a_replica_that_catches_up_does_not_hold_back_one_in_sync(
+    tmp_path: Path,
+) -> None:
     """One connection carries both: a new replica of a large log, and one that gets each append."""
     _, manager = hosted(tmp_path, "first")
     names = {FIRST_ID: TopicName("old"), SECOND_ID: TopicName("new"), THIRD_ID: TopicName("old-2")}

@@ -310,7 +310,9 @@ def test_a_record_that_is_refused_refuses_the_whole_sequence_and_says_why() -> N
         assert (refused.code, refused.outcome) == (error.code, Outcome.NOT_WRITTEN)
 
 
-async def test_who_names_no_producer_is_not_refused_for_the_number_of_others(shell: Shell) -> None:
+async def test_a_write_without_a_producer_is_not_refused_for_the_number_of_others(
+    shell: Shell,
+) -> None:
     """The broker's own producer id is new to a partition that remembers as many as it may."""
     shell.leader.answers = [KafkaError(ErrorCode.POLICY_VIOLATION, outcome=Outcome.NOT_WRITTEN)]
     kinds: list[int] = []

@@ -141,7 +141,7 @@ async def test_invariant_t2_what_may_have_been_written_is_not_called_refused(
         )
 
 
-async def test_invariant_t2_who_may_have_been_replaced_does_not_say_that_nothing_was_written(
+async def test_invariant_t2_a_perhaps_replaced_leader_does_not_say_that_nothing_was_written(
     brokers: Brokers,
 ) -> None:
     """A newer leader may hold the first one: only who is sure to lead refuses for good."""

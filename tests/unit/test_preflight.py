@@ -185,7 +185,7 @@ def test_java_is_looked_for_where_spark_looks(machine: Machine, tmp_path: Path) 
     assert str(tmp_path / "jdk" / "bin" / "java") in done.stderr
 
 
-def test_who_does_not_run_spark_needs_no_java(machine: Machine) -> None:
+def test_a_machine_that_does_not_run_spark_needs_no_java(machine: Machine) -> None:
     machine.has("python3.12", GOOD)
     assert machine.preflight().returncode == 0
 

@@ -210,7 +210,7 @@ def test_defect_14_a_turn_is_one_message_and_its_commit_is_told_at_once() -> Non
     ],
     ids=lambda said: str(said[0] if isinstance(said, list) else said["type"]),
 )
-def test_defect_17_nobody_is_an_administrator(said: Any) -> None:
+def test_defect_17_no_peer_is_an_administrator(said: Any) -> None:
     sim = Sim(seed=9)
     a, b, _ = sim.ids
     sim.start()

@@ -249,7 +249,7 @@ def begins_at(offset: int) -> MemoryLog:
     return log
 
 
-def test_rule_r10_who_may_lead_next_is_waited_for_and_nobody_else() -> None:
+def test_rule_r10_a_deletion_waits_for_replicas_that_may_lead_next_and_no_others() -> None:
     role = known_leader((ONE, TWO))
 
     def replicas_that_may_restore(

@@ -469,7 +469,7 @@ def test_rule_q5_what_a_start_refused_waits_for_room_and_ends_no_broker(
 
 
 @pytest.mark.parametrize("found", ["by a start", "by a reader"])
-def test_who_keeps_three_damaged_copies_is_told_that_one_of_them_is_to_be_removed(
+def test_an_operator_is_told_to_remove_one_of_three_damaged_copies(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, found: str
 ) -> None:
     host = Host(tmp_path)

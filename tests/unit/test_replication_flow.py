@@ -80,7 +80,7 @@ def test_a_window_never_counts_less_than_is_unproven(steps: list[tuple[int, int]
     assert window.unproven == 0
 
 
-def test_who_catches_up_gets_what_the_follower_proves_in_a_tenth_of_a_second() -> None:
+def test_a_follower_that_catches_up_gets_what_it_proves_in_a_tenth_of_a_second() -> None:
     """A way, or a disk, of 20 MB/s: no more than 2 MB are on their way at any time."""
     flow, rate, tick = ConnectionFlow(64 * MB, 0), 20 * MB, 50
     window = PushWindow(0, in_sync=False)

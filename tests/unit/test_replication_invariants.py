@@ -145,7 +145,7 @@ def test_invariant_l5_the_high_watermark_waits_for_every_isr_that_may_be_committ
     assert (one.partition.high_watermark, fates) == (1, [AppendOutcome.OK])
 
 
-def test_invariant_l5_who_is_proposed_away_counts_until_that_is_committed() -> None:
+def test_invariant_l5_a_replica_proposed_away_counts_until_that_is_committed() -> None:
     one = leader(min_isr=1)
     one.open(TWO, (0, 0), 12)
     one.open(THREE, (0, 0), 13)
@@ -201,7 +201,7 @@ def test_invariant_l9_the_high_watermark_stands_below_min_isr() -> None:
         ("the last life of a broker", (2, 2), {"again": THREE}, 0),
     ],
 )
-def test_invariant_l18_nobody_joins_who_is(
+def test_invariant_l18_no_replica_joins_that_lags_or_is_of_an_earlier_life(
     what: str, ends: tuple[int, int], of: dict[str, BrokerId], epoch_start: int
 ) -> None:
     one = leader(isr=(ONE, TWO))
@@ -218,7 +218,7 @@ def test_invariant_l18_nobody_joins_who_is(
     assert one.propose(lag_max_ms=None) is not None, "and then it may"
 
 
-def test_invariant_l18_nobody_joins_without_a_session_of_this_epoch() -> None:
+def test_invariant_l18_no_replica_joins_without_a_session_of_this_epoch() -> None:
     one = leader(isr=(ONE, TWO))
     one.open(THREE, (0, 0), 13)
     one.leads.closed(THREE, 13)
@@ -519,7 +519,7 @@ def test_rule_r9_a_stream_that_missed_three_heartbeats_is_closed() -> None:
     assert lives.pings == 4, "one each 300 ms, both ways"
 
 
-def test_rule_r9_who_stood_still_itself_closes_nobody() -> None:
+def test_rule_r9_a_broker_that_stood_still_itself_closes_no_stream() -> None:
     care, stream = StreamHeartbeats(300, 200, now_ms=0), Stream()
     care.keep([stream], 50, stalled=False)  # type: ignore[list-item]
     care.keep([stream], 60_000, stalled=True)  # type: ignore[list-item]

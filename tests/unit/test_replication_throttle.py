@@ -136,7 +136,9 @@ def fill(replica: Replica, count: int) -> int:
     return sum(len(append(replica.log, [BATCH], epoch=0)) for _ in range(count))
 
 
-async def test_who_proves_nothing_is_sent_no_more_than_the_limit(tmp_path: Path) -> None:
+async def test_a_follower_that_proves_nothing_is_sent_no_more_than_the_limit(
+    tmp_path: Path,
+) -> None:
     """A follower whose disk hangs: in sync or not, its unsynced bytes are bounded."""
     leader = Leader(tmp_path)
     leader.stream.flow.limit = 4 * MB

@@ -72,7 +72,7 @@ TIMES = st.lists(st.none() | st.integers(0, 40), min_size=1, max_size=30)
     st.booleans(),
 )  # fmt: skip
 @pytest.mark.usefixtures("small_steps")
-def test_it_finds_what_a_look_at_every_record_finds(
+def test_a_search_by_time_finds_what_a_look_at_every_record_finds(
     batches: list[tuple[list[int | None], int]], start: int, zstd: bool
 ) -> None:
     life = Life(SimulatedDisk(), LogConfig(segment_bytes=2_000, zstd=zstd))

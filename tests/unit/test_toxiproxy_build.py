@@ -83,7 +83,7 @@ def test_a_server_in_the_path_is_enough(project: Project) -> None:
     assert (project.run().returncode, (project.root / ".cache").exists()) == (0, False)
 
 
-def test_it_is_built_once_and_only_the_binary_is_kept(project: Project) -> None:
+def test_toxiproxy_is_built_once_and_only_the_binary_is_kept(project: Project) -> None:
     project.has("go", GO)
     project.has("toxiproxy-server", "#!/bin/sh\necho 'toxiproxy-server version 2.1.4'\n")
     done = project.run()
