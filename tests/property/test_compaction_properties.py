@@ -53,10 +53,17 @@ class Compacted(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.stepped = None
+        interrupted, self.stepped = self.stepped, None
         self.life = Life(self.disk, self.config)
         assert self.life.manager.offline == {}
         self.log = self.life.log()
+        if interrupted is not None and self.log.stored is not None:
+            noted = (
+                self.log.stored.cleaned.cleaned_to
+            )  # perhaps on the disk before the process died
+            if noted > max((to for to, _ in self.cleaned), default=0):
+                assert noted <= self.planned_to
+                self.cleaned.append((noted, self.begun_ms))
 
     def facts(self) -> ReplicaFacts:
         return ReplicaFacts(self.log.high_watermark, self.everywhere)
