@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.power_loss_disk import RaisingFaults
 
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.ids import NodeId

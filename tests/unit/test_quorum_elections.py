@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.power_loss_disk import RaisingFaults
 
 from raft_metadata.common.disk import read_checked
 from raft_metadata.common.ids import NodeId

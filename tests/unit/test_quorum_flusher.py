@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.power_loss_disk import Died, RaisingFaults, indexes
 
 from raft_metadata.common.ids import NodeId
 from raft_metadata.quorum.journal import DurableJournal, ThreadFlusher
