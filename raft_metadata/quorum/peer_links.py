@@ -23,6 +23,7 @@ from typing import Any, cast
 import msgspec
 from typing_extensions import override
 
+from raft_metadata.common.frame_buffer import FrameBuffer, FrameTooLargeError
 from raft_metadata.common.ids import NodeId
 from raft_metadata.common.tls import TlsContexts, dns_names
 from raft_metadata.quorum.config import QuorumConfig
@@ -96,7 +97,9 @@ MAX_UNSENT_BYTES = 16 * 1024 * 1024
 """Unsent bytes to one voter that close its connection. Appends and parts of a snapshot stop far
 below it (`MAX_APPENDS_AHEAD_BYTES`), so a peer that reaches it does not read."""
 READ_BYTES = 256 * 1024
-"""Size of the read buffer of an identified voter; a larger frame gets a buffer of its own size."""
+"""Size of the read buffer of an identified voter; it doubles when a frame does not fit."""
+KEPT_BYTES = 4 * 1024 * 1024
+"""A larger read buffer is released when it is empty."""
 
 _HEAD = struct.Struct("<I")
 _ALIVE = _HEAD.pack(0)
@@ -116,9 +119,12 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.node: NodeId | None = None
         self._transport: asyncio.Transport | None = None
         self._has_ended = False
-        self._max_frame_bytes = MAX_HELLO_BYTES
-        self._buffer = bytearray(_HEAD.size + MAX_HELLO_BYTES)
-        self._filled = 0
+        self._received = FrameBuffer(
+            _HEAD,
+            max_frame_bytes=MAX_HELLO_BYTES,
+            usual_bytes=_HEAD.size + MAX_HELLO_BYTES,
+            kept_bytes=KEPT_BYTES,
+        )
         self._received_at = self._sent_at = self._drained_at = 0.0
         self._sent_bytes = self._drained_bytes = 0
 
@@ -133,7 +139,8 @@ class PeerConnection(asyncio.BufferedProtocol):
     def identify_as(self, node: NodeId) -> None:
         """Bind the connection to voter `node` and allow frames of full size."""
         self.node = node
-        self._max_frame_bytes = MAX_FRAME_BYTES
+        self._received.max_frame_bytes = MAX_FRAME_BYTES
+        self._received.usual_bytes = READ_BYTES
         if not self.identified.done():
             self.identified.set_result(None)
 
@@ -155,11 +162,11 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     @override
     def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(self._buffer)[self._filled :]
+        return self._received.room()
 
     @override
     def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
+        self._received.filled += nbytes
         self._received_at = self._loop.time()
         self._links.guarded(self._read_frames)
 
@@ -178,45 +185,21 @@ class PeerConnection(asyncio.BufferedProtocol):
     # -- frames
 
     def _read_frames(self) -> None:
-        buffer, end, offset, needed = self._buffer, self._filled, 0, 0
-        view = memoryview(buffer)
-        while end - offset >= _HEAD.size and not self._has_ended:
-            (length,) = _HEAD.unpack_from(buffer, offset)
-            if length > self._max_frame_bytes:
-                self.close(f"a frame of {length} bytes, limit {self._max_frame_bytes}")
-                return
-            start = offset + _HEAD.size
-            if end - start < length:
-                needed = _HEAD.size + length
-                break
-            offset = start + length
-            if length or self.node is None:
-                self._on_frame(view[start:offset])
-        self._keep(view[offset:end], needed)
+        try:
+            self._received.take(self._on_frame)
+        except FrameTooLargeError as error:
+            self.close(str(error))
 
-    def _on_frame(self, frame: memoryview) -> None:
+    def _on_frame(self, _prefix: tuple[int, ...], frame: memoryview) -> None:
+        is_keep_alive = not frame and self.node is not None
+        if self._has_ended or is_keep_alive:
+            return
         try:
             message = Codec.loads(frame)
         except MalformedMessageError as error:
             self.close(f"a frame of {len(frame)} bytes that is no message: {error}")
             return
         self._links.on_frame(self, message)
-
-    def _keep(self, rest: memoryview, needed: int) -> None:
-        """Move the unread rest of the buffer to its front.
-
-        `needed` is the size in bytes of the next whole frame, 0 if unknown.
-        """
-        usual = _HEAD.size + MAX_HELLO_BYTES if self.node is None else READ_BYTES
-        size = max(usual, needed)
-        if size != len(self._buffer):
-            # The loop may still hold a view of the old buffer, which therefore cannot be resized.
-            fresh = bytearray(size)
-            fresh[: len(rest)] = rest
-            self._buffer = fresh
-        else:
-            self._buffer[: len(rest)] = bytes(rest)
-        self._filled = len(rest)
 
     # -- the links' side
 

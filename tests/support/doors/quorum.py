@@ -72,12 +72,12 @@ def set_silence_max(links: PeerLinks, seconds: float) -> None:
 
 def bytes_received(connection: PeerConnection) -> int:
     """Return the bytes of a frame that is not whole yet."""
-    return connection._filled
+    return connection._received.filled
 
 
 def buffer_size(connection: PeerConnection) -> int:
     """Return the size of a connection's buffer: a stranger gets a small one."""
-    return len(connection._buffer)
+    return connection._received.size
 
 
 # ---------------------------------------------------------------- the active controller

@@ -146,14 +146,14 @@ SOURCE_FAULTS += (
     ),
     SourceFault(
         "defect 18 frame cap",
-        "if length > self._max_frame_bytes:",
+        "if fields[0] > self.max_frame_bytes:",
         "if False:",
         ("links",),
     ),
     SourceFault(
         "defect 18 strangers may say as much as voters",
-        "self._max_frame_bytes = MAX_HELLO_BYTES",
-        "self._max_frame_bytes = MAX_FRAME_BYTES",
+        "max_frame_bytes=MAX_HELLO_BYTES,",
+        "max_frame_bytes=MAX_FRAME_BYTES,",
         ("links",),
     ),
     SourceFault(
