@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import BrokerId, NodeId
@@ -23,6 +23,8 @@ from raft_metadata.records.commands import (
     HeartbeatAnswer,
 )
 from raft_metadata.records.quorum_view import ControllerState
+
+_Stream = TypeVar("_Stream", bound=asyncio.BaseProtocol)
 
 
 class Heartbeats(Protocol):
@@ -51,7 +53,7 @@ class ControllerChannel(Protocol):
         At most ``timeout_ms``, by default the channel's own time-out. NOT_CONTROLLER means that the
         command was surely not appended. An uncertain result is raised as OUTCOME_UNKNOWN, unless
         the command's row in `COMMANDS` allows a repeat (rule F1). An error for `AlterPartitions`
-        applies to each of its proposals.
+        applies to each of its ISR changes.
         """
         ...
 
@@ -134,8 +136,8 @@ class PeerChannel(Protocol):
         self,
         broker_id: BrokerId,
         peer: str,
-        factory: Callable[[], asyncio.BaseProtocol],
-    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        factory: Callable[[], _Stream],
+    ) -> tuple[asyncio.Transport, _Stream]:
         """Dial a broker's peer listener for a replication stream; return the connection."""
         ...
 

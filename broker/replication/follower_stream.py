@@ -18,10 +18,12 @@ from typing_extensions import override
 from broker.replication import frames
 from broker.replication.events import PartitionSnapshot, note_truncation
 from broker.replication.frames import (
+    Ack,
     Diverging,
     Frame,
     FrameKind,
     Key,
+    Open,
     Push,
     Refused,
     Valid,
@@ -194,11 +196,7 @@ class LeaderLink:
         def factory() -> FollowerStream:
             return FollowerStream(self.leader, self._host)
 
-        _, protocol = await self._peers.open_stream(self.leader, peer, factory)
-        stream = protocol
-        if not isinstance(stream, FollowerStream):
-            msg = f"expected a FollowerStream, got {type(stream).__name__}"
-            raise TypeError(msg)
+        _, stream = await self._peers.open_stream(self.leader, peer, factory)
         self.stream = stream
         _log.info("stream open leader=%d partitions=%d", self.leader, len(self.replicas))
         try:
@@ -306,8 +304,8 @@ def take_frame(
                 link.open(replica)
         case Refused():
             partition.on_refused(frame)  # the tick requests a session again
-        case _:
-            pass  # a leader sends no other frames
+        case Open() | Ack():
+            pass  # a leader sends neither
 
 
 def _tried(replica: Replica, link: LeaderLink, step: Callable[[], bool]) -> bool:

@@ -179,16 +179,9 @@ def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
     match frame:
         case Ack(session, epoch, log_end, durable_end, log_start):
             return _ACK.pack(
-                _size(_ACK),
-                FrameKind.ACK,
-                topic,
-                partition,
-                epoch,
-                session,
-                log_end,
-                durable_end,
-                log_start,
-            )
+                _size(_ACK), FrameKind.ACK, topic, partition, epoch, session,
+                log_end, durable_end, log_start,
+            )  # fmt: skip
         case Open(request, epoch, broker_epoch, last_epoch, log_end, durable_end, log_start):
             return _OPEN.pack(
                 _size(_OPEN), FrameKind.OPEN, topic, partition, epoch, request,
@@ -201,15 +194,9 @@ def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
             )  # fmt: skip
         case Diverging(request, epoch, at_epoch, end):
             return _DIVERGING.pack(
-                _size(_DIVERGING),
-                FrameKind.DIVERGING,
-                topic,
-                partition,
-                epoch,
-                request,
-                at_epoch,
-                end,
-            )
+                _size(_DIVERGING), FrameKind.DIVERGING, topic, partition, epoch, request,
+                at_epoch, end,
+            )  # fmt: skip
         case Refused(request, epoch, error):
             return _REFUSED.pack(
                 _size(_REFUSED), FrameKind.REFUSED, topic, partition, epoch, request, error

@@ -71,14 +71,6 @@ class ReplicaLog(Protocol):
 _log = logging.getLogger("broker.replication")
 
 
-class FollowerView(Protocol):
-    """The part of a `Partition` that the functions below use."""
-
-    id: TopicIdPartition
-    log: ReplicaLog
-    high_watermark: int
-
-
 def divergence(log: ReplicaLog, epoch: LeaderEpoch, message: Open) -> Diverging | None:
     """Return the leader's answer to a log that is no prefix of its own; None if it is one.
 
@@ -139,11 +131,6 @@ def replicas_that_may_restore(
     return frozenset(broker for broker in candidates if begins(broker) < offset)
 
 
-def valid_answer(log: ReplicaLog, epoch: LeaderEpoch, session: int, message: Open) -> Valid:
-    """Return the leader's answer to a log that is a prefix of its own."""
-    return Valid(message.request, epoch, session, log.log_start_offset, log.dropped_to)
-
-
 def truncation_point(log: ReplicaLog, message: Diverging) -> int:
     """Return the end of the last epoch that leader and follower share, where to truncate.
 
@@ -155,7 +142,7 @@ def truncation_point(log: ReplicaLog, message: Diverging) -> int:
     return min(message.end, log.end_of_epoch(message.at_epoch)[1])
 
 
-def truncate_to_leader(partition: FollowerView, message: Diverging, end: int) -> None:
+def truncate_to_leader(partition: Partition, message: Diverging, end: int) -> None:
     """Truncate the log to ``end``, because the leader does not have what follows."""
     log = partition.log
     _log.info(
@@ -169,7 +156,7 @@ def truncate_to_leader(partition: FollowerView, message: Diverging, end: int) ->
     partition.high_watermark = max(partition.high_watermark, log.log_start_offset)
 
 
-def follow_valid(partition: FollowerView, leader_start: int) -> None:
+def follow_valid(partition: Partition, leader_start: int) -> None:
     """Move the log start to the leader's; start over if the log ends at or below that."""
     log = partition.log
     if leader_start <= log.log_start_offset:
@@ -182,7 +169,7 @@ def follow_valid(partition: FollowerView, leader_start: int) -> None:
         partition.high_watermark = max(partition.high_watermark, leader_start)
 
 
-def skip_deleted(partition: FollowerView, message: Push) -> bool:
+def skip_deleted(partition: Partition, message: Push) -> bool:
     """Start the log over at a push if all records in between were deleted; return True then."""
     if not partition.log.log_end_offset < message.from_offset <= message.log_start:
         return False
@@ -190,7 +177,7 @@ def skip_deleted(partition: FollowerView, message: Push) -> bool:
     return True
 
 
-def follow_push(partition: FollowerView, leader_start: int) -> None:
+def follow_push(partition: Partition, leader_start: int) -> None:
     """Move the log start to the leader's, which a push carried, if this log reaches it."""
     if leader_start <= partition.log.log_end_offset:
         try:
@@ -199,7 +186,7 @@ def follow_push(partition: FollowerView, leader_start: int) -> None:
             _log.warning("log start of the leader not applied error=%s", error)
 
 
-def _start_over(partition: FollowerView, offset: int) -> None:
+def _start_over(partition: Partition, offset: int) -> None:
     log = partition.log
     _log.info(
         "starts over at the leader's log start log=%s topic_id=%s log_end=%d start=%d",
@@ -233,7 +220,7 @@ def note_missing_tombstones(log: ReplicaLog, dropped_to: int) -> None:
         log.note_dropped(dropped_to)
 
 
-def start_over(partition: FollowerView, message: Diverging) -> None:
+def start_over(partition: Partition, message: Diverging) -> None:
     """Empty the log; it begins again at the leader's log start.
 
     Apart from an unclean election, only here does a high watermark go back.
@@ -248,7 +235,7 @@ def start_over(partition: FollowerView, message: Diverging) -> None:
 
 
 def start_over_if_required(
-    partition: FollowerView, message: Diverging, end: int, *, is_unclean: bool
+    partition: Partition, message: Diverging, end: int, *, is_unclean: bool
 ) -> bool:
     """Start the log over if nothing of it may stay; return True then.
 
@@ -530,7 +517,8 @@ class Partition:
         counted = (message.durable_end, message.durable_end, message.log_start)
         role.acknowledged(follower, session, counted, leader_end, now_ms)
         self.advance()
-        return valid_answer(self.log, role.epoch, session, message)
+        start, dropped_to = self.log.log_start_offset, self.log.dropped_to
+        return Valid(message.request, role.epoch, session, start, dropped_to)
 
     def _refuse(self, message: Open, code: ErrorCode) -> Refused:
         return Refused(message.request, message.leader_epoch, code.number)
@@ -610,10 +598,10 @@ class Partition:
             and role.may_join(follower, self.high_watermark, _eligible(brokers.get(follower)))
             and not would_show_deleted(role, follower, self.log)
         ]
-        if lag_max_ms is None and not joiners:
-            return None
         leavers: frozenset[BrokerId] = frozenset()
-        if lag_max_ms is not None and not joiners:
+        if not joiners:
+            if lag_max_ms is None:
+                return None
             leavers = role.laggards(self.log.log_end_offset, now_ms, lag_max_ms)
 
         def epoch_of(replica: BrokerId) -> BrokerEpoch:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from http_api.peer.connections import DialledGreeting, dial_address, hand_over, split_address
 from http_api.peer.frames import (
@@ -36,6 +36,8 @@ BACKOFF_MAX_MS = 200
 """A broker that is back is reached at most this much later."""
 MAX_REQUESTS_IN_FLIGHT = 20_000
 """Unanswered requests per connection, as on the serving side."""
+
+_Stream = TypeVar("_Stream", bound=asyncio.BaseProtocol)
 
 _log = logging.getLogger("peer.channel")
 
@@ -122,8 +124,8 @@ class TcpPeerChannel:
         self,
         broker_id: BrokerId,
         peer: str,
-        factory: Callable[[], asyncio.BaseProtocol],
-    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        factory: Callable[[], _Stream],
+    ) -> tuple[asyncio.Transport, _Stream]:
         """Dial a replication stream and hand it over to ``factory()``; the caller closes it.
 
         Raises KafkaError: NETWORK_EXCEPTION when the broker can't be reached, else its refusal.
