@@ -1,7 +1,8 @@
 """`make mutants`: change one place of a pure core, and see that a test notices (mutation testing).
 
-Mutants are drawn at random (``--sample N --seed S``) from all that cosmic-ray's operators can do to
-the lines that a test of ``tests/unit`` or ``tests/property`` runs: a comparison turned, a sign, a
+The cores are the modules that the import contract ``pure-core`` keeps pure, and `MORE_CORES`, which
+decide as purely. Mutants are drawn at random (``--sample N --seed S``) from all that cosmic-ray's
+operators can do to the lines that a test without a cluster runs: a comparison turned, a sign, a
 number, ``and`` for ``or``, a ``not``, a loop without a turn, a call left out. Each is planted in a
 copy of the packages, and only the tests that run its line are run, those that run least first.
 Coverage is taken once for a state of the tree. A survivor is a missing test, or it differs in no
@@ -20,10 +21,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import parso
@@ -38,21 +43,24 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache/mutants"
 ACCEPTED = ROOT / "tests/mutants_accepted.txt"
 COPIED = ("raft_metadata", "broker", "http_api", "spark_source", "chaos", "tests", "benchmarks")
-CORES = (
-    "broker/coordinator",
-    "broker/log",
-    "broker/record",
-    "broker/replication",
+MORE_CORES = (
+    "broker/coordinator/commits.py",
+    "broker/coordinator/group_state.py",
+    "broker/coordinator/instances.py",
+    "broker/coordinator/rebalance.py",
+    "broker/replication/partition.py",
     "raft_metadata/common/sequenced_sender.py",
-    "raft_metadata/controller",
-    "raft_metadata/image",
-    "raft_metadata/quorum",
+    "raft_metadata/quorum/elections.py",
+    "raft_metadata/quorum/speculation.py",
 )
-TESTS = ("tests/unit", "tests/property")
+"""Cores that take time and chance as arguments, in folders whose other modules do not."""
+TESTS = ("tests/unit", "tests/property", "tests/contract", "tests/simulation")
 TESTS_PER_TRY = 60
 """Test functions that are run first; only a mutant that survives them meets the rest."""
-TIMEOUT_S = 180
-"""Seconds after which a run counts as stuck, which a test notices too."""
+FIRST_TIMEOUT_S, TIMEOUT_S = 60, 900
+"""Seconds after which the first tests, or all others, count as stuck, which a test notices too."""
+WORKERS = 2
+"""Mutants tried at once, each in a copy of its own."""
 _TURNED = ("Eq_NotEq", "NotEq_Eq", "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Is_IsNot", "IsNot_Is")
 OPERATORS = (
     *(f"core/ReplaceComparisonOperator_{turn}" for turn in _TURNED),
@@ -131,17 +139,19 @@ def _made(name: str) -> Operator:
 
 def core_files() -> list[str]:
     """Return the files of the cores, from the root on."""
-    found: list[Path] = []
-    for core in CORES:
-        path = ROOT / core
-        found += [path] if path.is_file() else sorted(path.rglob("*.py"))
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = (each for each in settings["contracts"] if each["id"] == "pure-core")
+    found = [ROOT / name for name in MORE_CORES]
+    for module in contract["source_modules"]:
+        path = ROOT / module.replace(".", "/")
+        found += sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
     return [str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py"]
 
 
 def tree_state() -> str:
     """Return a digest of all that the coverage depends on."""
     digest = hashlib.sha256()
-    for folder in ("raft_metadata", "broker", "http_api", *TESTS, "tests/support"):
+    for folder in COPIED:
         for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(str(path).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -157,7 +167,7 @@ def coverage_data() -> CoverageData:
         settings = CACHE / "coverage.ini"
         settings.write_text(
             f"[run]\ndynamic_context = test_function\ndata_file = {path}.part\n"
-            f"source = {','.join(str(ROOT / core.partition('/')[0]) for core in CORES)}\n"
+            f"include = {','.join(str(ROOT / file) for file in core_files())}\n"
         )
         command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest"]
         options = ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
@@ -244,14 +254,14 @@ class Copy:
         target = self.folder / mutant.file
         target.write_text(mutant.planted())
         try:
-            for first in (tests[:TESTS_PER_TRY], tests[TESTS_PER_TRY:]):
-                if first and not self._pass(first):
-                    return True
+            first, others = tests[:TESTS_PER_TRY], tests[TESTS_PER_TRY:]
+            if not self._pass(first, FIRST_TIMEOUT_S):
+                return True
+            return bool(others) and not self._pass(others, TIMEOUT_S)
         finally:
             target.write_text((ROOT / mutant.file).read_text())
-        return False
 
-    def _pass(self, tests: list[str]) -> bool:
+    def _pass(self, tests: list[str], timeout_s: int) -> bool:
         path = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": path}
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
@@ -262,7 +272,7 @@ class Copy:
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                timeout=TIMEOUT_S,
+                timeout=timeout_s,
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -287,10 +297,23 @@ def run(sample: int, seed: int, only: str) -> int:
     drawn = random.Random(seed).sample(every, min(sample, len(every)))
     _say(f"mutants: {len(every)} in {len(files)} files, {len(drawn)} drawn with --seed {seed}")
     known, survivors, equal = accepted(), list[Mutant](), 0
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Copy.made(Path(folder))
-        for number, mutant in enumerate(drawn, 1):
-            if copy.is_noticed(mutant, coverers.of(mutant.file, mutant.line)):
+    with ExitStack() as stack, ThreadPoolExecutor(WORKERS) as pool:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(WORKERS)]
+        idle: SimpleQueue[Copy] = SimpleQueue()
+        for folder in folders:
+            idle.put(Copy.made(folder))
+
+        def is_noticed(mutant: Mutant) -> bool:
+            copy = idle.get()
+            try:
+                return copy.is_noticed(mutant, coverers.of(mutant.file, mutant.line))
+            finally:
+                idle.put(copy)
+
+        for number, (mutant, noticed) in enumerate(
+            zip(drawn, pool.map(is_noticed, drawn), strict=True), 1
+        ):
+            if noticed:
                 continue
             if mutant.entry() in known:
                 equal += 1
