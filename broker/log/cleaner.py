@@ -35,8 +35,9 @@ from broker.log.compaction import (
     pieces,
     plan,
 )
+from broker.log.scan import header_places, whole_batches
 from broker.log.segment import CLOSED, Segment
-from broker.log.swap import CLEANED_SUFFIX, StateChange, Swap, headers, whole_batches
+from broker.log.swap import CLEANED_SUFFIX, StateChange, Swap
 from broker.record.batch import HEADER_SIZE, BatchError, parse_header
 from broker.record.compression import lines_of
 from raft_metadata.common.disk import TRANSIENT_ERRNOS
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from raft_metadata.common.disk import Disk
 
 
+HEADERS_BYTES = 16_384
+"""Bytes per read where only headers are needed."""
 WRITE_BYTES = 262_144
 SYNC_BYTES = 4_194_304
 """Bytes written between two syncs: one long sync at the end would delay the flusher's syncs."""
@@ -112,26 +115,35 @@ class KeyScan:
                 return
             with _opened(self._disk, file.path + ".log") as fd:
                 if file.next_offset <= start:
-                    for header in headers(self._disk, fd, file.size, file.path + ".log"):
-                        self.producers.see(header)
+                    self._see_headers(file, fd)
                     self._pace(0)
                 else:
                     self._read(file, fd, start)
 
+    def _see_headers(self, file: ClosedFile, fd: int) -> None:
+        path = file.path + ".log"
+        try:
+            for _, chunk, at in header_places(self._disk, fd, file.size, path, 0, HEADERS_BYTES):
+                self.producers.see(parse_header(chunk, at))
+        except OSError as error:  # unreadable bytes count as damaged, as in `whole_batches`
+            msg = f"{error} file={path}"
+            raise CorruptionError(msg) from error
+
     def _read(self, file: ClosedFile, fd: int, start: int) -> None:
-        for header, raw in whole_batches(self._disk, fd, file.size, file.path + ".log"):
+        for found in whole_batches(self._disk, fd, file.size, file.path + ".log"):
+            header = found.header
             if self.keys.is_full:
                 return
             self.producers.see(header)
             if header.next_offset > start:
                 with _unpacking(header, file):
-                    lines = bytes(lines_of(header, raw[HEADER_SIZE:]))
+                    lines = bytes(lines_of(header, found.raw[HEADER_SIZE:]))
                 for piece in pieces(lines):
                     self.keys.add(keyed_records(piece, header.key_format))
                     self._pace(len(piece))
             if header.next_offset > start:
                 self.end = header.next_offset
-            self.bytes_read += len(raw)
+            self.bytes_read += header.size
 
 
 class Rewrite:
@@ -190,9 +202,9 @@ class Rewrite:
             if not self._fits(file):
                 break
             with _opened(self._disk, file.path + ".log") as fd:
-                for header, raw in whole_batches(self._disk, fd, file.size, file.path + ".log"):
-                    with _unpacking(header, file):
-                        self._put(header, raw, fd)
+                for found in whole_batches(self._disk, fd, file.size, file.path + ".log"):
+                    with _unpacking(found.header, file):
+                        self._put(found.header, found.raw, fd)
                 self.taken += 1
                 if self.fd == CLOSED and self._has_more_room():
                     self._begin_file(fd)

@@ -28,8 +28,9 @@ from hashlib import blake2b
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.record.batch import HEADER_SIZE, BatchError, place_of
-from raft_metadata.common.errors import CorruptionError
+from broker.log.scan import header_places
+from broker.record.batch import HEADER_SIZE, place_of
+from raft_metadata.common.disk import Disk
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -45,6 +46,7 @@ _HASHED_FROM = 20
 _COUNT = Struct("<I")
 _COUNT_AT = 32
 _MODULUS = 1 << 128
+_disk = Disk()
 
 
 class SegmentPlace(NamedTuple):
@@ -199,30 +201,20 @@ def _batches(places: Sequence[SegmentPlace], base: int, position: int) -> Genera
         with ExitStack() as stack:
             fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, fd)
-            yield from _batches_of(fd, place, position)
+            for at, chunk, begin in header_places(
+                _disk, fd, place.size, place.path, position, _READ_BYTES
+            ):
+                yield _link(place.base_offset, at, chunk, begin)
         position = 0
 
 
-def _batches_of(fd: int, place: SegmentPlace, position: int) -> Generator[_ChainLink]:
-    chunk, start = b"", position
-    while position < place.size:
-        at = position - start
-        if at + HEADER_SIZE > len(chunk):
-            chunk, start, at = os.pread(fd, _READ_BYTES, position), position, 0
-        try:
-            if len(chunk) - at < HEADER_SIZE:
-                msg = "the file ends inside a batch"
-                raise BatchError(msg)
-            size, offset, following = place_of(chunk, at)
-        except BatchError as error:
-            msg = f"{error} file={place.path} position={position}"
-            raise CorruptionError(msg) from None
-        hashed = blake2b(chunk[at + _HASHED_FROM : at + HEADER_SIZE], digest_size=16)
-        link = int.from_bytes(hashed.digest(), "little")
-        (count,) = _COUNT.unpack_from(chunk, at + _COUNT_AT)
-        holes_to = 0 if count == following - offset else following
-        yield _ChainLink(place.base_offset, position, offset, link, holes_to, following)
-        position += size
+def _link(base: int, position: int, chunk: bytes, begin: int) -> _ChainLink:
+    _, offset, following = place_of(chunk, begin)
+    hashed = blake2b(chunk[begin + _HASHED_FROM : begin + HEADER_SIZE], digest_size=16)
+    (count,) = _COUNT.unpack_from(chunk, begin + _COUNT_AT)
+    holes_to = 0 if count == following - offset else following
+    link = int.from_bytes(hashed.digest(), "little")
+    return _ChainLink(base, position, offset, link, holes_to, following)
 
 
 def _first_start(places: Sequence[SegmentPlace]) -> int:

@@ -8,11 +8,12 @@ bad batch below a durable end that something proves is damage, a bad batch above
 
 from __future__ import annotations
 
+import os
 import re
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.log.checkpoints import decode_checkpoint
 from broker.log.directory_files import CLEAN_SHUTDOWN_FILE
@@ -21,23 +22,17 @@ from broker.log.index import decode_index
 from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import PARTITION_FILE
 from broker.log.recovery import LEADER_EPOCH_FILE, RECOVERY_POINT_FILE
-from broker.record.batch import (
-    HEADER_SIZE,
-    MAGIC,
-    BatchError,
-    BatchHeader,
-    is_stamped,
-    parse_header,
-    verify,
-)
+from broker.log.scan import GoodBatch, RottenBatch, TornBatch, batches, sound_batches
+from broker.record.batch import HEADER_SIZE, MAGIC, BatchError, BatchHeader, is_stamped
 from broker.record.compression import lines_of
+from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DAMAGE, TORN, NOTE = "damage", "torn", "note"
-_READ_BYTES = 1_048_576
+_disk = Disk()
 _SNAPSHOT = re.compile(r"(\d{20})\.producers")
 
 
@@ -91,26 +86,40 @@ def batches_in(place: SegmentPlace, position: int = 0) -> Iterator[FoundBatch]:
 
     The last one may have a ``problem``; its header then does not tell where the next one begins.
     """
-    with Path(place.path).open("rb") as file:
-        file.seek(position)
+    with _opened(place) as fd:
         while position < place.size:
-            head = file.read(HEADER_SIZE)
-            if len(head) < HEADER_SIZE:
-                return
-            header = parse_header(head)
-            if header.magic != MAGIC:
-                return
-            stored = file.read(header.length) if position + header.size <= place.size else b""
-            lines, problem = stored, ""
-            try:
-                verify(head + stored)
-                lines = bytes(lines_of(header, stored))
-            except BatchError as error:
-                problem = str(error)
-            yield FoundBatch(place.path, position, header, lines, problem)
-            if problem and not stored and header.length:
-                return
-            position += header.size
+            for found in batches(_disk, fd, place.size, position):
+                position = found.position
+                if isinstance(found, TornBatch) or found.header.magic != MAGIC:
+                    return
+                yield _examined(place, fd, found)
+                if isinstance(found, RottenBatch) and position + found.header.size > place.size:
+                    return
+                position += found.header.size
+
+
+def _examined(place: SegmentPlace, fd: int, found: GoodBatch | RottenBatch) -> FoundBatch:
+    header, body = found.header, found.position + HEADER_SIZE
+    if isinstance(found, RottenBatch):
+        is_whole = found.position + header.size <= place.size
+        stored = _disk.read(fd, header.length, body) if is_whole else b""
+        return FoundBatch(place.path, found.position, header, stored, found.why)
+    stored = found.raw[HEADER_SIZE:]
+    try:
+        lines = bytes(lines_of(header, stored))
+    except BatchError as error:
+        return FoundBatch(place.path, found.position, header, stored, str(error))
+    return FoundBatch(place.path, found.position, header, lines, "")
+
+
+@contextmanager
+def _opened(place: SegmentPlace) -> Iterator[int]:
+    """Yield a descriptor for reading only: the files may be another user's."""
+    fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def check_folder(folder: Path, clean_end: int | None = None) -> InspectionReport:
@@ -323,38 +332,8 @@ class _Check:
 
 
 def _good_batches(place: SegmentPlace, position: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of every whole and stamped batch from here on, at any byte."""
-    with ExitStack() as stack:
-        file = stack.enter_context(Path(place.path).open("rb"))
-        while position < place.size:
-            file.seek(position)
-            chunk = file.read(_READ_BYTES)
-            at = chunk.find(MAGIC)
-            if at < 0:
-                if len(chunk) < _READ_BYTES:
-                    return
-                position += len(chunk) - len(MAGIC) + 1
-                continue
-            position += at
-            header = _good_at(file, position, place.size)
-            if header is None:
-                position += 1
-                continue
-            yield position, header
-            position += header.size
-
-
-def _good_at(file: BinaryIO, position: int, size: int) -> BatchHeader | None:
-    file.seek(position)
-    try:
-        header = parse_header(file.read(HEADER_SIZE))
-        if position + header.size > size:
-            return None
-        file.seek(position)
-        verify(file.read(header.size))
-    except BatchError:
-        return None
-    return header if is_stamped(header) else None
+    with _opened(place) as fd:
+        yield from sound_batches(_disk, fd, position)
 
 
 def clean_ends(root: Path) -> dict[str, int]:

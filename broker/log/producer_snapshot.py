@@ -26,7 +26,7 @@ from broker.log.producer_state import (
     ProducerStates,
     RememberedBatch,
 )
-from broker.log.swap import whole_batches
+from broker.log.scan import whole_batches
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -163,7 +163,8 @@ class Replay:
             if segment.base_offset < self._at:
                 position = segment.position_for(self._files, self._at)
             path = segment.log_path
-            for header, _ in whole_batches(self._files.disk, fd, segment.size, path, position):
+            for found in whole_batches(self._files.disk, fd, segment.size, path, position):
+                header = found.header
                 base = header.base_offset
                 if base >= self.end:
                     return True

@@ -29,17 +29,11 @@ from broker.log.producer_snapshot import (
     snapshot_name,
     snapshot_offsets,
 )
-from broker.log.scan import SEGMENT_NAME, sound_batches
+from broker.log.scan import SEGMENT_NAME, GoodBatch, batches, sound_batches
 from broker.log.segment import SCAN_BYTES, OpenFiles, Segment
 from broker.log.swap import finish_swaps, read_state
 from broker.record.batch import (
-    HEADER_SIZE,
-    MAGIC,
-    BatchError,
-    BatchHeader,
     is_stamped,
-    parse_header,
-    verify,
 )
 from raft_metadata.common.errors import CorruptionError
 
@@ -319,20 +313,13 @@ def _scan_segments(scan: _RecoveryState, trusted: int) -> _GoodEnd | None:
 
 def _scan_segment(scan: _RecoveryState, segment: Segment, file_size: int) -> str | None:
     """Account for each good batch of a segment; return the reason if the scan stopped early."""
-    fd = scan.files.use(segment)
-    chunk, start = b"", 0
     segment.cut(0, segment.base_offset)
-    while segment.size < file_size:
-        header, chunk, start = _next_batch(scan.disk, fd, segment.size, chunk, start)
-        at = segment.size - start
-        try:
-            if header is None:
-                return "the file ends inside a batch"
-            verify(chunk, at)
-            if not is_stamped(header):
-                return "bad durable end stamp"
-        except BatchError as error:
-            return str(error)
+    for found in batches(scan.disk, scan.files.use(segment), file_size):
+        if not isinstance(found, GoodBatch):
+            return found.why
+        header = found.header
+        if not is_stamped(header):
+            return "bad durable end stamp"
         if header.base_offset != segment.next_offset:
             return f"base offset {header.base_offset}, expected {segment.next_offset}"
         try:
@@ -348,26 +335,6 @@ def _scan_segment(scan: _RecoveryState, segment: Segment, file_size: int) -> str
     return None
 
 
-def _next_batch(
-    disk: Disk, fd: int, position: int, chunk: bytes, start: int
-) -> tuple[BatchHeader | None, bytes, int]:
-    """Return the header at a position, and a chunk (with its position) that holds the whole batch.
-
-    The chunk ends where the file does; the header is None if the file ends inside it.
-    """
-    at = position - start
-    if at + HEADER_SIZE > len(chunk):
-        chunk, start, at = disk.read(fd, SCAN_BYTES, position), position, 0
-        if len(chunk) < HEADER_SIZE:
-            return None, chunk, start
-    header = parse_header(chunk, at)
-    if header.magic == MAGIC and at + header.size > len(chunk):
-        length = min(header.size, max(disk.size(fd) - position, 0))
-        if length > len(chunk) - at:
-            chunk, start = disk.read(fd, max(length, SCAN_BYTES), position), position
-    return header, chunk, start
-
-
 def _refuse_if_durable(scan: _RecoveryState, bad: _GoodEnd, *, proven: bool) -> None:
     """Raise CorruptionError if anything proves that the bad batch was once durable (rule Q5).
 
@@ -379,7 +346,7 @@ def _refuse_if_durable(scan: _RecoveryState, bad: _GoodEnd, *, proven: bool) -> 
     for number in range(max(bad.segment, 0), len(scan.segments)):
         fd = scan.files.use(scan.segments[number])
         position = bad.position if number == bad.segment else 0
-        for header in sound_batches(scan.disk, fd, position):
+        for _, header in sound_batches(scan.disk, fd, position):
             if header.base_offset >= bad.offset:
                 proof = max(proof, header.durable_end)
                 if header.next_offset > scan.log_start and number == bad.segment:

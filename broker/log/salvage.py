@@ -46,18 +46,15 @@ from broker.log.leader_epoch_cache import NO_EPOCH, LeaderEpochCache
 from broker.log.log_directory import PARTITION_FILE
 from broker.log.producer_snapshot import snapshot_name, snapshot_offsets
 from broker.log.recovery import LEADER_EPOCH_FILE, RECOVERY_POINT_FILE, start_file
-from broker.log.scan import SEGMENT_NAME
+from broker.log.scan import SEGMENT_NAME, sound_batch, whole_batches
 from broker.log.segment import SCAN_BYTES
-from broker.log.swap import STATE_FILE, SWAP_SUFFIX, whole_batches, write_state
+from broker.log.swap import STATE_FILE, SWAP_SUFFIX, write_state
 from broker.record.batch import (
     HEADER_SIZE,
     MAGIC,
     BatchError,
     BatchHeader,
     build_header,
-    is_stamped,
-    parse_header,
-    verify,
 )
 from broker.record.compression import lines_of
 from raft_metadata.common.errors import CorruptionError
@@ -283,8 +280,8 @@ def _sources(disk: Disk, directory: str, notes: list[str]) -> list[tuple[int, st
 def _end_of_whole(disk: Disk, path: str) -> int | None:
     fd, end = disk.open(path), None
     try:
-        for header, _ in whole_batches(disk, fd, disk.size(fd), path):
-            end = header.next_offset
+        for found in whole_batches(disk, fd, disk.size(fd), path):
+            end = found.header.next_offset
     except CorruptionError:
         return None
     finally:
@@ -316,7 +313,7 @@ class _Walk:
         try:
             size, position = disk.size(fd), 0
             while position < size:
-                header = _sound_batch(disk, fd, position, size)
+                header = _readable_batch(disk, fd, position, size)
                 if header is not None and self._fits(header, following):
                     self._take(file, position, header)
                     position += header.size
@@ -368,18 +365,17 @@ class _Walk:
             self.bad.append(ByteRange(file, start, end))
 
 
-def _sound_batch(disk: Disk, fd: int, position: int, size: int) -> BatchHeader | None:
+def _readable_batch(disk: Disk, fd: int, position: int, size: int) -> BatchHeader | None:
     """Return the header of the batch here, if all of it is readable and valid."""
     try:
-        header = parse_header(disk.read(fd, HEADER_SIZE, position))
-        if header.magic != MAGIC or position + header.size > size:
+        found = sound_batch(disk, fd, position, size)
+        if found is None:
             return None
-        raw = disk.read(fd, header.size, position)
-        verify(raw)
+        header, raw = found
         lines = bytes(lines_of(header, raw[HEADER_SIZE:]))
     except (BatchError, OSError):
         return None
-    return header if is_stamped(header) and lines.count(b"\n") == header.count else None
+    return header if lines.count(b"\n") == header.count else None
 
 
 def _next_magic(disk: Disk, fd: int, position: int, size: int) -> int:

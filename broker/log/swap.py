@@ -18,20 +18,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
 from broker.log.compaction import NEVER_CLEANED, CleanState
-from broker.record.batch import (
-    HEADER_SIZE,
-    MAGIC,
-    BatchError,
-    BatchHeader,
-    is_stamped,
-    parse_header,
-    verify,
-)
+from broker.log.scan import whole_batches
 from raft_metadata.common.disk import DISK_FULL
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from broker.log.segment import Segment
     from raft_metadata.common.disk import Disk
@@ -39,9 +31,6 @@ if TYPE_CHECKING:
 CLEANED_SUFFIX = ".log.cleaned"
 SWAP_SUFFIX = ".log.swap"
 STATE_FILE = "cleaned"
-READ_BYTES = 262_144
-HEADERS_BYTES = 16_384
-"""Bytes per read where only headers are needed."""
 _SWAP_NAME = re.compile(r"(\d{20})\.log\.swap")
 _SEGMENT_NAME = re.compile(r"(\d{20})\.(log|index)")
 _log = logging.getLogger("broker.log")
@@ -186,7 +175,8 @@ def _end_of_whole_file(disk: Disk, path: str, base: int) -> int:
     end = base
     fd = disk.open(path)
     try:
-        for header, _ in whole_batches(disk, fd, disk.size(fd), path):
+        for found in whole_batches(disk, fd, disk.size(fd), path):
+            header = found.header
             if header.base_offset != end:
                 msg = f"a batch out of place file={path} offset={end}"
                 raise CorruptionError(msg)
@@ -197,72 +187,6 @@ def _end_of_whole_file(disk: Disk, path: str, base: int) -> int:
         msg = f"no batch in file={path}"
         raise CorruptionError(msg)
     return end
-
-
-def whole_batches(
-    disk: Disk, fd: int, size: int, path: str, position: int = 0
-) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Yield each (header, whole batch) of a closed segment's file, every crc and stamp checked.
-
-    Raises:
-        CorruptionError: names file and position.
-    """
-    chunk, start = b"", position
-    while position < size:
-        at = position - start
-        if at + HEADER_SIZE > len(chunk):
-            chunk, start, at = (
-                _read(disk, fd, min(READ_BYTES, size - position), position, path),
-                position,
-                0,
-            )
-        try:
-            header = parse_header(chunk, at)
-            if header.magic == MAGIC and at + header.size > len(chunk):
-                length = min(max(header.size, READ_BYTES), size - position)
-                chunk, start, at = _read(disk, fd, length, position, path), position, 0
-            verify(chunk, at)
-        except BatchError as error:
-            msg = f"{error} file={path} position={position}"
-            raise CorruptionError(msg) from None
-        if not is_stamped(header):
-            msg = f"bad durable end stamp file={path} position={position}"
-            raise CorruptionError(msg)
-        yield header, chunk[at : at + header.size]
-        position += header.size
-
-
-def _read(disk: Disk, fd: int, length: int, position: int, path: str) -> bytes:
-    """Read; treat unreadable bytes as damaged, because a read error does not mean writes fail."""
-    try:
-        return disk.read(fd, length, position)
-    except OSError as error:
-        msg = f"{error} file={path} position={position}"
-        raise CorruptionError(msg) from error
-
-
-def headers(disk: Disk, fd: int, size: int, path: str) -> Iterator[BatchHeader]:
-    """Yield each header of a closed segment's file; long payloads are not read.
-
-    Raises:
-        CorruptionError: names file and position.
-    """
-    chunk, start, position = b"", 0, 0
-    while position < size:
-        at = position - start
-        if at + HEADER_SIZE > len(chunk):
-            chunk = _read(disk, fd, min(HEADERS_BYTES, size - position), position, path)
-            start, at = position, 0
-        try:
-            header = parse_header(chunk, at)
-        except BatchError as error:
-            msg = f"{error} file={path} position={position}"
-            raise CorruptionError(msg) from None
-        if header.magic != MAGIC:
-            msg = f"bad magic file={path} position={position}"
-            raise CorruptionError(msg)
-        yield header
-        position += header.size
 
 
 # ---- the state of cleaning

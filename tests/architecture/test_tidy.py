@@ -44,9 +44,6 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
     "raft_metadata/quorum/voter_node.py": (
         "the voter type that the library core, its adapters and the filter share"
     ),
-    "broker/log/scan.py": (
-        "the home of the one batch scan that recovery, salvage and inspection are to share"
-    ),
     "http_api/cli/offline_dump.py": "imports the quorum's files, which no other command needs",
     "http_api/contract/idempotence.py": "headers on which client and server agree, below v2 and v3",
     "http_api/node/exits.py": "every command imports it at start, so it imports nothing",
