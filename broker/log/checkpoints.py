@@ -1,8 +1,8 @@
 """Small files that are replaced whole: a line with a checksum and a line of JSON.
 
-Every other module of this package that keeps state beside the segments uses it. A new version is
-written beside the old one, synced, renamed, and the directory is synced (rule Q6): after a crash
-the old file or the new one exists, and a damaged one is never taken for an empty one.
+Every other module of this package that keeps state beside the segments uses it. The files are
+replaced whole (`raft_metadata.common.disk.replace_file`): after a crash the old file or the new one
+exists, and a damaged one is never taken for an empty one.
 """
 
 from __future__ import annotations
@@ -55,26 +55,3 @@ def read_checkpoint(disk: Disk, path: str) -> object | None:
     """
     data = disk.read_file(path)
     return None if data is None else decode_checkpoint(data, path)
-
-
-def write_atomically(disk: Disk, directory: str, name: str, data: bytes) -> None:
-    """Replace ``directory/name`` by these bytes; durable on return."""
-    place_file(disk, directory, name, data, sync=True)
-    disk.sync_directory(directory)
-
-
-def place_file(disk: Disk, directory: str, name: str, data: bytes, *, sync: bool) -> None:
-    """Write a file and rename it into place.
-
-    Without ``sync`` the log's next flush makes it durable.
-    """
-    temporary = f"{directory}/{name}.tmp"
-    fd = disk.open(temporary, create=True)
-    try:
-        disk.truncate(fd, 0)
-        disk.write(fd, data, 0)
-        if sync:
-            disk.sync_file(fd)
-    finally:
-        disk.close(fd)
-    disk.rename(temporary, f"{directory}/{name}")

@@ -18,7 +18,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
+from broker.log.checkpoints import encode_checkpoint, read_checkpoint
+from raft_metadata.common.disk import replace_file
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import BrokerEpoch, PartitionId, TopicId, TopicIdPartition
 
@@ -57,7 +58,9 @@ class DirectoryFiles:
 
     def write_clean_shutdown(self, record: CleanShutdown) -> None:
         content = {"broker_epoch": record.broker_epoch, "logs": record.logs}
-        write_atomically(self._disk, self._root, CLEAN_SHUTDOWN_FILE, encode_checkpoint(content))
+        replace_file(
+            self._disk, f"{self._root}/{CLEAN_SHUTDOWN_FILE}", [encode_checkpoint(content)]
+        )
 
     def take_clean_shutdown(self) -> CleanShutdown | None:
         """Return the record of the last clean shutdown; delete the file before any change (R11)."""
@@ -79,7 +82,7 @@ class DirectoryFiles:
     def write_high_watermarks(self, data: bytes) -> None:
         """Write the result of `encode_high_watermarks`; any thread may call it."""
         with self._watermarks_lock:
-            write_atomically(self._disk, self._root, HIGH_WATERMARK_FILE, data)
+            replace_file(self._disk, f"{self._root}/{HIGH_WATERMARK_FILE}", [data])
 
     def read_high_watermarks(self) -> dict[str, tuple[int, int]]:
         """Return (high watermark, epoch of the record below it) by log.
@@ -102,7 +105,7 @@ class DirectoryFiles:
 
     def write_damaged(self, unclean: dict[TopicIdPartition, str]) -> None:
         content = [[key.topic_id, key.partition, why] for key, why in unclean.items()]
-        write_atomically(self._disk, self._root, DAMAGED_FILE, encode_checkpoint(content))
+        replace_file(self._disk, f"{self._root}/{DAMAGED_FILE}", [encode_checkpoint(content)])
 
     def read_damaged(self) -> dict[TopicIdPartition, str]:
         """Return the reasons to report at every registration until they are recorded (rule R6).

@@ -19,8 +19,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from broker.log.checkpoints import write_atomically
-from raft_metadata.common.disk import OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS
+from raft_metadata.common.disk import OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS, replace_file
 from raft_metadata.common.errors import StorageError
 
 if TYPE_CHECKING:
@@ -266,7 +265,7 @@ class LogFlusher:
         """
         try:
             for name, data in token.checkpoints:
-                write_atomically(self._disk, token.log.directory, name, data)
+                replace_file(self._disk, f"{token.log.directory}/{name}", [data])
         except OSError as error:
             if error.errno not in TRANSIENT_ERRNOS:
                 raise

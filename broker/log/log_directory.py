@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.log.checkpoints import encode_checkpoint, place_file
+from broker.log.checkpoints import encode_checkpoint
 from broker.log.producer_snapshot import ProducerLimits
+from raft_metadata.common.disk import place_file
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -90,4 +91,4 @@ def make_partition_directory(
     """Make a partition's directory with its identity file, durable after the log's first flush."""
     disk.make_directory(directory)
     content = {"topic_id": topic_id, "topic": topic, "partition": partition}
-    place_file(disk, directory, PARTITION_FILE, encode_checkpoint(content), sync=False)
+    place_file(disk, f"{directory}/{PARTITION_FILE}", [encode_checkpoint(content)], sync=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Protocol
 
-from broker.log.checkpoints import place_file
 from broker.log.producer_snapshot import (
     Replay,
     encode_snapshot,
@@ -18,6 +17,7 @@ from broker.log.producer_snapshot import (
     snapshot_offsets,
 )
 from broker.log.segments import WriteError, refuse_if_transient
+from raft_metadata.common.disk import place_file
 from raft_metadata.common.errors import CorruptionError, Outcome
 
 if TYPE_CHECKING:
@@ -166,4 +166,4 @@ class LogProducers:
                 disk.unlink(f"{directory}/{snapshot_name(offset)}")
         data = encode_snapshot(self.states, end_offset)
         for name, rolled in [*self._unwritten, (snapshot_name(end_offset), data)]:
-            place_file(disk, directory, name, rolled, sync=False)
+            place_file(disk, f"{directory}/{name}", [rolled], sync=False)

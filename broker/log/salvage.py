@@ -31,7 +31,6 @@ from broker.log.checkpoints import (
     decode_checkpoint,
     encode_checkpoint,
     read_checkpoint,
-    write_atomically,
 )
 from broker.log.cleaner import SYNC_BYTES, WRITE_BYTES
 from broker.log.compaction import DELTA_MAX, CleanState
@@ -57,6 +56,7 @@ from broker.record.batch import (
     build_header,
 )
 from broker.record.compression import lines_of
+from raft_metadata.common.disk import replace_file
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
 
@@ -601,7 +601,9 @@ class Salvage:
         said = self._clean_shutdown()
         if said is not None and self._name in cast("dict[str, object]", said["logs"]):
             del cast("dict[str, object]", said["logs"])[self._name]
-            write_atomically(self._disk, self._root, CLEAN_SHUTDOWN_FILE, encode_checkpoint(said))
+            replace_file(
+                self._disk, f"{self._root}/{CLEAN_SHUTDOWN_FILE}", [encode_checkpoint(said)]
+            )
 
     def _build(self, plan: SalvagePlan) -> None:
         disk, scratch = self._disk, self._scratch
@@ -622,9 +624,9 @@ class Salvage:
             "topic": plan.topic,
             "partition": plan.key.partition,
         }
-        write_atomically(disk, scratch, PARTITION_FILE, encode_checkpoint(identity))
+        replace_file(disk, f"{scratch}/{PARTITION_FILE}", [encode_checkpoint(identity)])
         name, data = start_file(0, plan.log_start)  # a start scans all of it
-        write_atomically(disk, scratch, name, data)
+        replace_file(disk, f"{scratch}/{name}", [data])
         if plan.state_is_lost:
             write_state(disk, scratch, CleanState((), 0, plan.log_end))
         else:
@@ -637,7 +639,7 @@ class Salvage:
     def _copy_small(self, name: str) -> None:
         data = self._disk.read_file(f"{self._live}/{name}")
         if data is not None:
-            write_atomically(self._disk, self._scratch, name, data)
+            replace_file(self._disk, f"{self._scratch}/{name}", [data])
 
     def _check(self, plan: SalvagePlan) -> None:
         """Read back the new log before anything depends on it."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from broker.log.checkpoints import place_file, read_checkpoint, write_atomically
+from broker.log.checkpoints import read_checkpoint
 from broker.log.compaction import NEVER_CLEANED, CleanState
 from broker.log.log_directory import PARTITION_FILE, make_partition_directory
 from broker.log.producer_snapshot import (
@@ -29,7 +29,13 @@ from broker.log.producer_snapshot import (
 from broker.log.recovery import RECOVERY_POINT_FILE, REMOVED_SUFFIX, checkpoint_files, start_file
 from broker.log.segment import Segment
 from broker.log.swap import write_state
-from raft_metadata.common.disk import DISK_FULL, OUT_OF_DESCRIPTORS, TRANSIENT_ERRNOS
+from raft_metadata.common.disk import (
+    DISK_FULL,
+    OUT_OF_DESCRIPTORS,
+    TRANSIENT_ERRNOS,
+    place_file,
+    replace_file,
+)
 from raft_metadata.common.errors import CorruptionError, Outcome
 
 if TYPE_CHECKING:
@@ -317,12 +323,14 @@ class LogSegments:
             if not active.is_index_written:
                 name = active.index_path.rpartition("/")[2]
                 data = active.index_bytes(files.disk, files.use(active))
-                place_file(files.disk, self.directory, name, data, sync=False)
+                place_file(files.disk, f"{self.directory}/{name}", [data], sync=False)
         # If a power failure tears these files, a start rebuilds them from the first segment. If the
         # log begins behind that, each is synced, or deleted records would be readable again (R10).
         first = self.segments[0].base_offset if self.segments else -1
         for name, data in checkpoint_files(epochs, self._sealed_to, log_start_offset):
-            place_file(files.disk, self.directory, name, data, sync=first < log_start_offset)
+            place_file(
+                files.disk, f"{self.directory}/{name}", [data], sync=first < log_start_offset
+            )
 
     # the log start
 
@@ -532,7 +540,7 @@ class LogSegments:
                     # These segments will be written to again: the next start must scan them.
                     point = min(base, self.recovery_point)
                     for name, data in checkpoint_files(epochs, point, log_start_offset):
-                        write_atomically(self.disk, self.directory, name, data)
+                        replace_file(self.disk, f"{self.directory}/{name}", [data])
                     self.recovery_point = point
                 self.segments[cut.keep].pin_index(self._shared.files)  # its file is removed
             self._sealed_to = min(self._sealed_to, base)
@@ -625,7 +633,7 @@ class LogSegments:
         self._old_segments = None
         with refuse_if_transient():
             name, data = start_file(start_offset, start_offset)
-            write_atomically(disk, self.directory, name, data)
+            replace_file(disk, f"{self.directory}/{name}", [data])
 
     def _reset_recovery_point(self) -> None:
         """Reset the recovery point to 0 while the old segments are removed.
@@ -640,7 +648,7 @@ class LogSegments:
             return
         if isinstance(content, dict):
             name, data = start_file(0, content["log_start_offset"])
-            write_atomically(self.disk, self.directory, name, data)
+            replace_file(self.disk, f"{self.directory}/{name}", [data])
 
 
 def _rename_away(disk: Disk, path: str, renamed: list[str]) -> None:

@@ -16,10 +16,10 @@ import re
 import threading
 from typing import TYPE_CHECKING, Protocol, cast
 
-from broker.log.checkpoints import encode_checkpoint, read_checkpoint, write_atomically
+from broker.log.checkpoints import encode_checkpoint, read_checkpoint
 from broker.log.compaction import NEVER_CLEANED, CleanState
 from broker.log.scan import whole_batches
-from raft_metadata.common.disk import DISK_FULL
+from raft_metadata.common.disk import DISK_FULL, replace_file
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Swap:
         disk.sync_directory(self._directory)
         try:
             name = self._new.index_path.rpartition("/")[2]
-            write_atomically(disk, self._directory, name, self._index)
+            replace_file(disk, f"{self._directory}/{name}", [self._index])
             self._indexed = True
         except OSError as error:
             if error.errno not in DISK_FULL:
@@ -195,7 +195,7 @@ def _end_of_whole_file(disk: Disk, path: str, base: int) -> int:
 def write_state(disk: Disk, directory: str, state: CleanState) -> None:
     """Write how far the log is clean. Durable on return."""
     content = {"marks": state.marks, "epoch": state.epoch, "dropped_to": state.dropped_to}
-    write_atomically(disk, directory, STATE_FILE, encode_checkpoint(content))
+    replace_file(disk, f"{directory}/{STATE_FILE}", [encode_checkpoint(content)])
 
 
 def read_state(disk: Disk, directory: str, end_offset: int) -> CleanState:

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING
 
 from broker.log.checkpoints import (
     encode_checkpoint,
-    place_file,
     read_checkpoint,
-    write_atomically,
 )
 from raft_metadata.common.configs.table import FLUSH
-from raft_metadata.common.disk import Disk
+from raft_metadata.common.disk import Disk, place_file, replace_file
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.ids import PartitionId, TopicId
 from raft_metadata.image.metadata_image import MetadataImage, broker_layers, topic_layers
@@ -140,7 +138,7 @@ class PageCacheTopics:
     def _write(self, topics: Set[TopicId]) -> None:
         if topics != self._named or not self._is_written:
             content = encode_checkpoint(sorted(topics))
-            write_atomically(self._disk, self._directory, FILE, content)
+            replace_file(self._disk, f"{self._directory}/{FILE}", [content])
             if topics or self._named:
                 _log.info("topics acknowledged from the page cache count=%d", len(topics))
             self._named, self._is_written = topics, True
@@ -195,7 +193,7 @@ def note_boot(data_dir: Path, boot_id: str, disk: Disk | None = None) -> None:
     To be called only once the registration is settled: else a crash in between would forget what
     was found.
     """
-    write_atomically(disk or Disk(), str(data_dir), BOOT_ID_FILE, encode_checkpoint(boot_id))
+    replace_file(disk or Disk(), f"{data_dir}/{BOOT_ID_FILE}", [encode_checkpoint(boot_id)])
 
 
 def forget_boot(data_dir: Path, disk: Disk | None = None) -> None:
@@ -208,7 +206,7 @@ def forget_boot(data_dir: Path, disk: Disk | None = None) -> None:
     disk = disk or Disk()
     try:
         try:
-            place_file(disk, str(data_dir), BOOT_ID_FILE, encode_checkpoint(""), sync=False)
+            place_file(disk, f"{data_dir}/{BOOT_ID_FILE}", [encode_checkpoint("")], sync=False)
         except OSError:
             fd = disk.open(str(data_dir / BOOT_ID_FILE), create=True)
             try:

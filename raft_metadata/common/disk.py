@@ -31,7 +31,7 @@ OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Error numbers of too many open files, in the process or the machine; not a fault of the disk."""
 TRANSIENT_ERRNOS = (*DISK_FULL, *OUT_OF_DESCRIPTORS)
 """Error numbers of calls that may succeed later, without a restart (rule R2, invariant L26)."""
-NEW_SUFFIX = ".new"
+UNFINISHED_SUFFIX = ".tmp"
 """Suffix of a file that is not renamed to its final name yet. A crash may leave it behind; such a
 file is never read."""
 
@@ -166,19 +166,28 @@ def replace_file(disk: Disk, path: str, pieces: Iterable[bytes]) -> None:
 
     A crash leaves the old or the new content, never a mixture (rules Q1, Q6).
     """
-    new = path + NEW_SUFFIX
-    fd = disk.open(new, create=True)
+    place_file(disk, path, pieces, sync=True)
+    disk.sync_directory(path.rpartition("/")[0])
+
+
+def place_file(disk: Disk, path: str, pieces: Iterable[bytes], *, sync: bool) -> None:
+    """Write a file under another name and rename it into place.
+
+    Without ``sync`` a later sync of the file and its directory makes it durable.
+    """
+    unfinished = path + UNFINISHED_SUFFIX
+    fd = disk.open(unfinished, create=True)
     try:
         disk.truncate(fd, 0)
         offset = 0
         for piece in pieces:
             disk.write(fd, piece, offset)
             offset += len(piece)
-        disk.sync_data(fd)
+        if sync:
+            disk.sync_file(fd)
     finally:
         disk.close(fd)
-    disk.rename(new, path)
-    disk.sync_directory(path.rpartition("/")[0])
+    disk.rename(unfinished, path)
 
 
 def write_checked(disk: Disk, path: str, body: bytes) -> None:

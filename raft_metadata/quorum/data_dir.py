@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from raft_metadata.common.disk import (
-    NEW_SUFFIX,
+    UNFINISHED_SUFFIX,
     Disk,
     read_checked,
     replace_file,
@@ -128,7 +128,7 @@ def _meta(identity: Identity, voters: Mapping[NodeId, DirectoryId]) -> RaftMeta:
 def _format(disk: Disk, raft_dir: Path, meta: RaftMeta) -> None:
     with storage_errors("format", str(raft_dir)):
         disk.make_directory(str(raft_dir))
-        left = [name for name in disk.names(str(raft_dir)) if not name.endswith(NEW_SUFFIX)]
+        left = [name for name in disk.names(str(raft_dir)) if not name.endswith(UNFINISHED_SUFFIX)]
         if left:
             msg = f"not empty, refusing to format directory={raft_dir} holds={left[0]}"
             raise StorageError(msg)
@@ -362,7 +362,7 @@ def _keep_reserve(config: QuorumConfig, disk: Disk) -> None:
         if error.errno != errno.ENOSPC:
             raise
         _log.warning("disk full, no reserve file=%s", reserve)
-        disk.unlink(reserve + NEW_SUFFIX)
+        disk.unlink(reserve + UNFINISHED_SUFFIX)
 
 
 def _align(opened: VoterDisk, raft_dir: str) -> None:

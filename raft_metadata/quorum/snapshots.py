@@ -22,7 +22,7 @@ from typing import Protocol
 
 import msgspec
 
-from raft_metadata.common.disk import NEW_SUFFIX, Disk, replace_file
+from raft_metadata.common.disk import UNFINISHED_SUFFIX, Disk, replace_file
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.faults import FaultHandler
 from raft_metadata.common.ids import ClusterId, NodeId
@@ -196,7 +196,7 @@ class SnapshotStore:
 
     def _drop_failed(self, path: str) -> None:
         """Remove a partly written snapshot to free its space for the journal."""
-        for left in (path + NEW_SUFFIX, path):
+        for left in (path + UNFINISHED_SUFFIX, path):
             with contextlib.suppress(OSError):
                 self._disk.unlink(left)
 
@@ -302,7 +302,7 @@ def drop_leftovers(disk: Disk, directory: str) -> None:
     Call before anything is written to the directory.
     """
     for name in disk.names(directory):
-        if name.startswith(SNAPSHOT_FILE + ".") or name.endswith(NEW_SUFFIX):
+        if name.startswith(SNAPSHOT_FILE + ".") or name.endswith(UNFINISHED_SUFFIX):
             disk.unlink(f"{directory}/{name}")
 
 

@@ -161,7 +161,7 @@ def test_a_full_disk_is_opened_with_the_reserve() -> None:
     assert len(sim.disk.file(reserve).cache) == 8192
 
     def full(operation: str, path: str) -> None:
-        if operation == "write" and (sim.disk.exists(reserve) or path.endswith("/reserve.new")):
+        if operation == "write" and (sim.disk.exists(reserve) or path.endswith("/reserve.tmp")):
             raise OSError(errno.ENOSPC, "no space")
 
     sim.disk.before = full
@@ -173,7 +173,7 @@ def test_a_full_disk_is_opened_with_the_reserve() -> None:
     assert sim.disk.exists(reserve), "made again once there is room"
     sim.kill(a)
     sim.disk.unlink(reserve)
-    sim.disk.before = lambda operation, path: full("write", "/reserve.new")
+    sim.disk.before = lambda operation, path: full("write", "/reserve.tmp")
     with pytest.raises(StorageError, match="no space"):
         sim.start(a)
 

@@ -221,7 +221,7 @@ def test_a_failed_sync_of_a_received_one_ends_the_process() -> None:
 def test_leftovers_of_a_crash_are_removed() -> None:
     disk = SimulatedDisk()
     written(disk)
-    for name in ("snapshot.7", "snapshot.7.new", "snapshot.incoming", "journal.new"):
+    for name in ("snapshot.7", "snapshot.7.tmp", "snapshot.incoming", "journal.tmp"):
         disk.open(f"{HOME}/{name}", create=True)
     store(disk).open()
     assert disk.names(HOME) == ["snapshot"]
@@ -230,9 +230,9 @@ def test_leftovers_of_a_crash_are_removed() -> None:
 def test_leftovers_go_before_the_journal_needs_their_room() -> None:
     sim = Sim()
     node = sim.ids[0]
-    left = f"{sim.directory(node)}/snapshot.3.new"
+    left = f"{sim.directory(node)}/snapshot.3.tmp"
     sim.disk.open(left, create=True)
     done: list[tuple[str, str]] = []
     sim.disk.before = lambda operation, path: done.append((operation, path.rpartition("/")[2]))
     open_voter_disk(sim.config(node), Machine(), RaisingFaults(), sim.disk).close()
-    assert done.index(("unlink", left.rpartition("/")[2])) < done.index(("create", "journal.new"))
+    assert done.index(("unlink", left.rpartition("/")[2])) < done.index(("create", "journal.tmp"))

@@ -57,8 +57,8 @@ def _vote_not_synced(patch: Patch) -> None:
 def without_sync(disk: Any) -> Iterator[None]:
     """The platter hears nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(disk), "sync_directory", lambda *_: None)
-        patch.setattr(type(disk), "sync_data", lambda *_: None)
+        for sync in ("sync_directory", "sync_file", "sync_data"):
+            patch.setattr(type(disk), sync, lambda *_: None)
         yield
 
 
