@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from typing_extensions import override
 
-from spark_source import offsets, planning
+from spark_source import offsets
 from spark_source.cluster import Cluster
 from spark_source.options import LATEST
 from spark_source.schema import chosen_columns
@@ -48,7 +48,7 @@ def plan(cluster: Cluster, found: Sequence[Range], options: SourceOptions) -> li
         return []
     cluster.cluster_id()
     times = {one.topic: cluster.timestamp_type(one.topic, one.topic_id) for one in found}
-    return [TaskRanges(task, cluster.urls, times) for task in planning.tasks(found, options)]
+    return [TaskRanges(task, cluster.urls, times) for task in offsets.tasks(found, options)]
 
 
 class QuorumlogBatchReader(DataSourceReader):

@@ -1,4 +1,4 @@
-"""Offsets of a query: their JSON, start and end, limits per micro-batch. Pure.
+"""Offsets of a query: their JSON, start and end, limits per micro-batch, tasks. Pure.
 
 The JSON that Spark keeps in its checkpoint is ``{"v":1,"topics":{"orders":{"id":"<topic
 id>","p":{"0":123}}}}``. Spark compares offsets by their text, so it is always built in sorted
@@ -8,12 +8,12 @@ name and other records (Kafka's source cannot detect that).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_source.errors import DataLossError, OptionError, SparkSourceError
-from spark_source.options import EARLIEST, LATEST, PartialOffsets
+from spark_source.options import EARLIEST, LATEST, PartialOffsets, SourceOptions
 
 VERSION = 1
 
@@ -236,3 +236,52 @@ def limit(start: Position, end: Position, max_rows: int) -> Position:
     for one in lagging:
         limited[one.topic][one.partition] = one.start + shares.get(id(one), 0)
     return {topic: TopicOffsets(end[topic].topic_id, limited[topic]) for topic in end}
+
+
+# ---- tasks
+
+
+def tasks(found: Sequence[Range], options: SourceOptions) -> list[tuple[Range, ...]]:
+    """Return the ranges of each task; every offset is in exactly one of them.
+
+    Each Python task costs tens of milliseconds, so small ranges share one; a long range is divided
+    only if an option requests it.
+    """
+    pieces = list(found)
+    if options.max_records_per_partition is not None:
+        pieces = _cut(pieces, options.max_records_per_partition)
+    total = sum(one.size for one in pieces)
+    wanted = -(-total // options.rows_per_task)
+    if options.min_partitions is not None and total:
+        wanted = max(wanted, options.min_partitions)
+        if len(pieces) < options.min_partitions:
+            pieces = _cut(pieces, max(1, total // options.min_partitions))
+    if options.max_records_per_partition is not None:
+        wanted = max(wanted, -(-total // options.max_records_per_partition))
+    return _share(pieces, min(len(pieces), max(1, wanted)))
+
+
+def _cut(pieces: Sequence[Range], size: int) -> list[Range]:
+    """Divide the ranges into pieces of at most ``size`` offsets."""
+    return [
+        replace(one, start=at, end=min(at + size, one.end), from_earliest=one.from_earliest)
+        for one in pieces
+        for at in range(one.start, one.end, size)
+    ]
+
+
+def _share(pieces: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
+    """Distribute the ranges over ``count`` tasks, largest first, each to the smallest task."""
+    if not pieces:
+        return []
+    loads = [0] * count
+    shares: list[list[Range]] = [[] for _ in range(count)]
+    for one in sorted(pieces, key=lambda one: (-one.size, one.topic, one.partition, one.start)):
+        least = loads.index(min(loads))
+        loads[least] += one.size
+        shares[least].append(one)
+    return [
+        tuple(sorted(share, key=lambda one: (one.topic, one.partition, one.start)))
+        for share in shares
+        if share
+    ]

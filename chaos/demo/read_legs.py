@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from chaos.checkers.delays import check_delays
 from chaos.checkers.groups import (
     Delivery,
     Place,
@@ -24,6 +23,7 @@ from chaos.checkers.groups import (
     check_one_owner,
     check_taken_over,
 )
+from chaos.checkers.records import check_delays
 from chaos.checkers.verdict import Verdict, verdict
 from chaos.cluster import ClusterError
 from chaos.deadline import within

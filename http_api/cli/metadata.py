@@ -1,6 +1,6 @@
 """``quorumlog metadata dump | get``: the metadata log as readable facts, any part of the image.
 
-Facts come from a broker, or with --dir from the folder of a stopped controller (`offline_dump`).
+Facts come from a broker, or with --dir from the folder of a stopped controller.
 `line_of` formats a fact as a line for people, with a function for each type of fact;
 `raft_metadata.image.facts` defines the facts.
 """
@@ -10,16 +10,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from http_api.cli.options import print_json
 from http_api.cli.session import CommandSession, cluster_command
 from http_api.client import cluster_state as calls
+from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, EXIT_USAGE, NodeExit
+from raft_metadata.common.errors import CorruptionError, StorageError
+
+if TYPE_CHECKING:
+    from raft_metadata.quorum.offline import StoppedControllerLog
 
 Fact = Mapping[str, Any]
 
+LOG_FOLDER = "log"
+"""Folder of a broker that holds its partitions; a controller has none."""
 NO_LEADER = -1
 """Broker id in a fact that stands for no leader."""
 
@@ -245,15 +252,32 @@ def _dump_log(session: CommandSession, start: int, *, follow: bool) -> None:
             return
 
 
+def _read_directory(directory: Path, *, even_if_locked: bool) -> StoppedControllerLog:
+    """Read the log in a folder; `NodeExit` 74 if unreadable, 75 while a controller uses it."""
+    # Imported here: no other command needs the quorum's files.
+    from http_api.node.formatting import RAFT_FOLDER
+    from raft_metadata.quorum.offline import InUseError, read_offline_log
+    from raft_metadata.records.serde import UnreadableRecordError
+
+    raft_dir = directory / RAFT_FOLDER
+    if not raft_dir.exists() and (directory / LOG_FOLDER).is_dir():
+        text = f"--dir {directory}: expected a controller's folder, this is a broker's"
+        raise NodeExit(EXIT_USAGE, f"{text}: `quorumlog log dump` reads those")
+    try:
+        return read_offline_log(
+            raft_dir if raft_dir.exists() else directory, even_if_locked=even_if_locked
+        )
+    except InUseError as error:
+        text = f"{error}: stop it, ask a broker instead, or say --force"
+        raise NodeExit(EXIT_LOCKED, text) from error
+    except (StorageError, CorruptionError, UnreadableRecordError) as error:
+        raise NodeExit(EXIT_STORAGE, str(error)) from error
+
+
 def _dump_directory(directory: Path, start: int, form: str, *, force: bool) -> None:
-    """Print the facts in a controller's folder.
-
-    The quorum's files are imported here, because no other command needs them.
-    """
-    from http_api.cli.offline_dump import facts_of, open_log
-
-    log = open_log(directory, even_if_locked=force)
-    _print_facts(facts_of(log, start), form)
+    """Print the facts in a controller's folder, or in its ``raft`` folder."""
+    log = _read_directory(directory, even_if_locked=force)
+    _print_facts(log.facts(start), form)
     note = (
         f"controller {log.node_id} of cluster {log.cluster_id}: snapshot up to entry "
         f"{log.snapshot_index}, journal up to entry {log.last_index} of term {log.last_term}; "

@@ -7,12 +7,13 @@ snapshot may include some that were never committed, which only a running quorum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from raft_metadata.common.disk import Disk, storage_errors
 from raft_metadata.common.errors import CorruptionError, StorageError
+from raft_metadata.image.facts import Fact, FactConverter
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.metadata_state_machine import Accepted, MetadataStateMachine
 from raft_metadata.quorum.data_dir import META_FILE, read_raft_meta
@@ -45,6 +46,14 @@ class StoppedControllerLog:
     """Image before the first batch: the snapshot's, or an empty one."""
     image: MetadataImage
     """Image after the last batch."""
+
+    def facts(self, start: int) -> Iterator[Fact]:
+        """Yield the facts from an offset on; a snapshot's first, if the journal begins later."""
+        converter = FactConverter(self.image, self.before)
+        if self.snapshot_index and start < self.before.next_offset:
+            yield from converter.snapshot_facts(self.before)
+        for batch in self.batches:
+            yield from (fact for fact in converter.batch_facts(batch) if fact["offset"] >= start)
 
 
 def read_offline_log(

@@ -45,7 +45,6 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
     "raft_metadata/quorum/voter_node.py": (
         "the voter type that the library core, its adapters and the filter share"
     ),
-    "http_api/cli/offline_dump.py": "imports the quorum's files, which no other command needs",
     "http_api/contract/idempotence.py": "headers on which client and server agree, below v2 and v3",
     "http_api/node/exits.py": "every command imports it at start, so it imports nothing",
     "http_api/peer/controller_paths.py": (
@@ -56,9 +55,7 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
     ),
     "spark_source/data_source.py": "the class that Spark loads, and nothing that it need not",
     "spark_source/errors.py": "every module of the source raises these",
-    "spark_source/planning.py": "pure: the driver and the tasks plan with it",
     "spark_source/schema.py": "pure: columns and their types",
-    "chaos/checkers/delays.py": "the check of the demo's Spark query, about no other run",
     "chaos/checkers/verdict.py": "the result type that every checker returns",
     "chaos/deadline.py": (
         "used by the cluster, the HTTP client and every run, which share nothing else"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from chaos.checkers.delays import check_delays
+from chaos.checkers.records import check_delays
 from chaos.history import Line
 
 

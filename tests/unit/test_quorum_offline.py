@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from http_api.cli.main import run
-from http_api.cli.offline_dump import facts_of
 from raft_metadata.common.errors import CorruptionError, StorageError
 from raft_metadata.common.ids import TopicName
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
@@ -73,10 +72,10 @@ async def test_a_snapshot_comes_first_and_the_journal_goes_on_behind_it(tmp_path
     assert log.snapshot_index > 0 < end
     assert [batch.base_offset for batch in log.batches] == list(range(end, 40))
     assert len(log.image.topics) == 40
-    told = list(facts_of(log, 0))
+    told = list(log.facts(0))
     assert [fact["type"] for fact in told[:2]] == ["snapshot", "topic"]
     assert told[-1]["offset"] == 39
-    assert [fact["offset"] for fact in facts_of(log, end + 1)] == list(range(end + 1, 40))
+    assert [fact["offset"] for fact in log.facts(end + 1)] == list(range(end + 1, 40))
 
 
 async def test_a_compacted_journal_without_its_snapshot_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_source import offsets, planning
+from spark_source import offsets
 from spark_source.errors import DataLossError, OptionError, SparkSourceError
 from spark_source.offsets import Position, Range, TopicEnds, TopicOffsets
 from spark_source.options import EARLIEST, LATEST, source_options
@@ -163,8 +163,8 @@ def test_every_offset_is_in_exactly_one_task(
         fail_on_data_loss=True,
     )
     options = source_options({**READ, **extra}, {}, streaming=True)
-    tasks = planning.tasks(found, options)
-    assert tasks == planning.tasks(found, options)
+    tasks = offsets.tasks(found, options)
+    assert tasks == offsets.tasks(found, options)
     assert all(tasks)
     read: Counter[tuple[int, int]] = Counter()
     for task in tasks:
@@ -191,11 +191,11 @@ def one_range(partition: int, size: int) -> Range:
 
 def test_small_ranges_share_a_task_and_large_ones_do_not() -> None:
     options = source_options(READ, {}, streaming=True)
-    assert len(planning.tasks([one_range(p, 10) for p in range(6)], options)) == 1
-    assert len(planning.tasks([one_range(p, 100_000) for p in range(6)], options)) == 6
-    assert planning.tasks([], options) == []
+    assert len(offsets.tasks([one_range(p, 10) for p in range(6)], options)) == 1
+    assert len(offsets.tasks([one_range(p, 100_000) for p in range(6)], options)) == 6
+    assert offsets.tasks([], options) == []
 
 
 def test_more_partitions_are_made_when_asked_for() -> None:
     options = source_options({**READ, "minpartitions": "4"}, {}, streaming=True)
-    assert len(planning.tasks([one_range(0, 10)], options)) >= 4
+    assert len(offsets.tasks([one_range(0, 10)], options)) >= 4
