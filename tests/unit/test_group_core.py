@@ -7,16 +7,17 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from broker.coordinator.group_messages import ConsumerSettings, OffsetReset
+from broker.coordinator import commits, instances
+from broker.coordinator.group_messages import ConsumerSettings, GroupOffset, OffsetReset
 from broker.coordinator.rebalance import (
     assign_ranges,
     compiled_pattern,
     drop_deleted_topics,
     retarget,
 )
-from broker.coordinator.records import decode_entry, encode_key, encode_value
+from broker.coordinator.records import SeekKey, decode_entry, encode_key, encode_value
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import InstanceId, TopicName
+from raft_metadata.common.ids import InstanceId, PartitionId, TopicName
 from tests.support.group_world import BY_HAND, EARLIEST, G, GroupWorld, T, facts, place
 
 
@@ -39,6 +40,19 @@ def test_subscribe_joins_at_once() -> None:
     world.join("a")
     assert world.owned("a") == {0, 1, 2, 3}
     assert world.group.epoch == world.instance("a").member_epoch == 1
+
+
+def test_an_unchanged_group_records_nothing() -> None:
+    world = GroupWorld()
+    world.join("a")
+    retarget(world.state, world.group, world.topics)
+    assert world.write() == []
+
+
+def test_an_instance_without_a_subscription_is_at_member_epoch_minus_1() -> None:
+    world = GroupWorld()
+    world.create("a")
+    assert world.instance("a").member_epoch == -1
 
 
 def test_an_idle_member_moves_partitions_at_once() -> None:
@@ -139,6 +153,17 @@ def test_offsets_of_a_deleted_topic_mean_nothing_to_its_next_life() -> None:
     assert world.group.starts[place(0)].offset == 0
 
 
+def test_starts_of_a_deleted_topic_are_dropped() -> None:
+    world = GroupWorld(partitions=1)
+    world.join("a")
+    world.topics = {}
+    drop_deleted_topics(world.state, world.group, world.topics)
+    world.write()
+    assert world.group.starts == {}
+    world.fail_over()
+    assert world.group.starts == {}
+
+
 # ---------------------------------------------------------------- rules
 
 
@@ -171,6 +196,20 @@ def test_rule_g2_seek_and_manual_assignment_outlive_the_coordinator() -> None:
     world.commit_all("a")
     world.fail_over()
     assert world.position("a", 2) == 17, "a commit behind the seek is the newer word"
+
+
+def test_rule_g2_a_commit_ends_the_seek_before_it_even_without_the_record_of_its_end() -> None:
+    """Compaction may have removed the record that drops the seek, and the seek's not yet."""
+    world = GroupWorld()
+    world.create("a", BY_HAND)
+    world.assign("a", 2)
+    world.seek("a", 2, 7)
+    world.read("a")
+    world.commit_all("a")
+    dropped = world.log.pop()
+    assert (type(dropped.key), dropped.value) == (SeekKey, None)
+    world.fail_over()
+    assert world.position("a", 2) == 17
 
 
 def test_starts_are_dropped_with_the_last_reader_that_closes() -> None:
@@ -239,6 +278,14 @@ def test_rule_g4_commits_without_an_instance_are_fenced_by_live_members() -> Non
     assert world.committed(0) == 3
 
 
+def test_a_commit_without_an_instance_is_not_negative() -> None:
+    world = GroupWorld()
+    with refused(ErrorCode.INVALID_REQUEST):
+        world.commit_group(0, -1)
+    world.commit_group(0, 0)
+    assert world.committed(0) == 0
+
+
 def test_an_instance_without_members_beside_it_commits_any_offset() -> None:
     world = GroupWorld()
     world.create("a", BY_HAND)
@@ -294,6 +341,42 @@ def test_auto_commit_never_takes_back_what_was_committed_by_hand() -> None:
     assert world.committed(0) == 20
 
 
+def test_auto_commit_keeps_the_metadata_of_a_commit_of_the_same_offset() -> None:
+    world = GroupWorld(partitions=1)
+    world.join("a")
+    world.read("a")
+    offset = GroupOffset(T, PartitionId(0), 9, "by hand")
+    commits.commit_offsets(world.state, world.key("a"), (offset,), world.topics)
+    world.commit_all("a")
+    assert (world.committed(0), world.group.offsets[place(0)].metadata) == (10, "by hand")
+
+
+@pytest.mark.parametrize(("settings", "committed"), [(EARLIEST, 10), (BY_HAND, None)])
+def test_who_unsubscribes_leaves_the_group_and_commits_first_with_auto_commit(
+    settings: ConsumerSettings, committed: int | None
+) -> None:
+    world = GroupWorld(partitions=1)
+    world.join("a", settings)
+    world.read("a")
+    instances.unsubscribe(world.state, world.key("a"), world.topics)
+    world.write()
+    assert world.committed(0) == committed
+    assert (world.owned("a"), world.instance("a").member) == (set(), None)
+
+
+@pytest.mark.parametrize(("settings", "committed"), [(EARLIEST, 10), (BY_HAND, None)])
+def test_a_new_assignment_by_hand_commits_the_last_one_first_with_auto_commit(
+    settings: ConsumerSettings, committed: int | None
+) -> None:
+    world = GroupWorld()
+    world.create("a", settings)
+    world.assign("a", 0)
+    world.read("a")
+    instances.assign(world.state, world.key("a"), (place(1),), {place(1): 0}, world.topics)
+    world.write()
+    assert (world.committed(0), world.owned("a")) == (committed, {1})
+
+
 # ---------------------------------------------------------------- refusals
 
 
@@ -322,6 +405,23 @@ def test_names_and_partitions_that_are_not_there() -> None:
         world.assign("b", 9)
     with refused(ErrorCode.ILLEGAL_STATE):
         world.seek("b", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "lowest", "highest"),
+    [
+        ("session_timeout_ms", 1_000, 3_600_000),
+        ("request_timeout_ms", 0, 60_000),
+        ("fetch_min_bytes", -1, 10_000_000),
+        ("auto_commit_interval_ms", 1, 86_400_000),
+    ],
+)
+def test_settings_have_limits(field: str, lowest: int, highest: int) -> None:
+    for allowed in (lowest, highest):
+        instances.check_settings(replace(EARLIEST, **{field: allowed}))  # type: ignore[arg-type]
+    for wrong in (lowest - 1, highest + 1):
+        with refused(ErrorCode.INVALID_CONSUMER_CONFIG):
+            instances.check_settings(replace(EARLIEST, **{field: wrong}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+", "(a|b)*c", r"(.)\1", "a*a*a*a*b", "[", "x" * 257])
