@@ -69,6 +69,16 @@ def test_a_broker_of_another_cluster_is_refused() -> None:
     assert refused(World(), command) is ErrorCode.INCONSISTENT_CLUSTER_ID
 
 
+@pytest.mark.parametrize("field", ["broker_id", "incarnation_id", "directory_id"])
+def test_a_registration_names_a_broker_its_process_and_its_disk(field: str) -> None:
+    world = World()
+    world.decide_all()
+    wrong = {field: BrokerId(-1) if field == "broker_id" else ""}
+    command = replace(registration(B1), **wrong)  # type: ignore[arg-type]
+    assert refused(world, command) is ErrorCode.INVALID_REQUEST
+    assert world.register(registration(BrokerId(0))) == 1
+
+
 def test_another_process_waits_until_the_session_of_the_last_one_is_over() -> None:
     world = running()
     again = registration(B1, life="b", last=world.alive[B1])

@@ -207,6 +207,29 @@ def test_topics_that_go_meanwhile_are_forgotten() -> None:
     assert not any(count < 0 for count in replicas_counted(world.core).values())
 
 
+def test_moves_asked_for_by_hand_use_up_the_limit() -> None:
+    world = running(dict.fromkeys(range(9), (1, 2, 3)), drain_moves_max=2)
+    for index in range(3):
+        world.reassign((4, 2, 3), index=index)
+    world.drain(B1, REPLICAS)
+    world.pass_time(1_200)
+    partitions = world.image.topics[topic_id(1)].partitions
+    assert [each.is_reassigning for each in partitions] == [True] * 3 + [False] * 6
+    follow(world)
+    assert held(world, B1) == 0
+
+
+def test_the_replicas_of_each_broker_are_counted_through_every_change() -> None:
+    world = running(dict.fromkeys(range(9), (1, 2, 3)), drain_moves_max=2)
+    world.drain(B1, REPLICAS)
+    world.decide_all()
+    world.create("next", 2, partitions_count=3, replication_factor=2)
+    follow(world, 3)
+    partitions = [each for topic in world.image.topics.values() for each in topic.partitions]
+    expected = Counter(replica for each in partitions for replica in each.replicas)
+    assert +Counter(replicas_counted(world.core)) == expected
+
+
 def test_new_topics_leave_a_broker_out_that_gives_its_replicas_away() -> None:
     world = running()
     world.drain(B1, REPLICAS)

@@ -354,6 +354,28 @@ def test_leadership_goes_back_once_the_preferred_leader_has_stayed() -> None:
     assert world.partition().isr == (1, 2, 3)
 
 
+def test_leadership_goes_back_whatever_the_other_replicas_are_doing() -> None:
+    world = moved_away()
+    world.drain(B3, DrainScope.LEADERS)
+    assert balanced(world, 60_000)
+
+
+def test_leadership_goes_back_only_once_its_broker_has_been_unfenced_for_long() -> None:
+    """The time that it was registered and fenced does not count."""
+    world = running()
+    world.kill(B1)
+    world.behind[B1] = world.image.next_offset
+    back(world, B1)
+    world.pass_time(60_000)
+    assert world.state(B1) is BrokerState.STARTING
+    del world.behind[B1]
+    world.pass_time(2 * TICK_MS)
+    assert world.state(B1) is BrokerState.UNFENCED
+    world.catch_up(B1)
+    assert not balanced(world, world.config.leader_returned_ms - 2_000)
+    assert balanced(world, 13_000)
+
+
 def test_leadership_does_not_go_back_where_an_operator_says_so() -> None:
     world = moved_away()
     change = ConfigChange(

@@ -109,6 +109,8 @@ def test_explicit_replicas_are_checked(replicas: dict[int, tuple[int, ...]]) -> 
     named = {index: tuple(map(BrokerId, ids)) for index, ids in replicas.items()}
     error = refused(made(), growth(5, replicas_assignments=named))
     assert error.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    if sorted(named) != [3, 4]:
+        assert error.message.endswith("must name the new partitions 3 to 4")
 
 
 def test_validate_only_makes_nothing() -> None:

@@ -157,8 +157,11 @@ def test_one_of_two_connections_may_close() -> None:
     for _ in range(2):
         judge.tracker.connection_opened(B, E, judge.now_ms)
     judge.tracker.connection_closed(B, E, judge.now_ms)
-    judge.run(GRACE_MS)
+    judge.run(GRACE_MS + READ_MS)
     assert not judge.has_expired
+    judge.tracker.connection_closed(B, E, judge.now_ms)
+    judge.run(GRACE_MS + READ_MS)
+    assert judge.has_expired
 
 
 def test_what_an_older_registration_says_or_loses_changes_nothing() -> None:

@@ -99,6 +99,12 @@ def test_a_partition_count_has_limits(world: World, count: int) -> None:
     assert refusal(world, partitions_count=count).code is ErrorCode.INVALID_PARTITIONS
 
 
+@pytest.mark.parametrize("count", [1, 10_000])
+def test_the_least_and_the_greatest_partition_count_are_taken(world: World, count: int) -> None:
+    answer = world.create(partitions_count=count, validate_only=True)
+    assert answer.partitions_count == count
+
+
 def test_explicit_replicas_are_taken_as_they_are(world: World) -> None:
     answer = world.create(assignments={1: (3, 1), 0: (2, 3)})
     assert (answer.partitions_count, answer.replication_factor) == (2, 2)
