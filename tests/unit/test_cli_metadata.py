@@ -21,7 +21,7 @@ from raft_metadata.common.ids import ControllerEpoch, MetadataOffset
 from raft_metadata.image.facts import FactConverter
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.commands import MetadataBatch
-from raft_metadata.records.records import MetadataRecord
+from raft_metadata.records.records import ConfigRecord, MetadataRecord, ResourceType
 from raft_metadata.records.serde import RECORD_TYPES, decode_record
 from tests.support.fake_broker_apis import NOW_MS
 from tests.support.http_door import Door, open_door
@@ -319,15 +319,34 @@ LINES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_every_kind_of_fact_has_words() -> None:
-    converter = FactConverter(MetadataImage(), MetadataImage())
-    records = tuple(record(**fields) for fields, _ in LINES)
-    batch = MetadataBatch(
+def batch_of(*records: MetadataRecord) -> MetadataBatch:
+    return MetadataBatch(
         base_offset=MetadataOffset(0), epoch=ControllerEpoch(1), records=records, time_ms=NOW_MS
     )
+
+
+def test_every_kind_of_fact_has_words() -> None:
+    converter = FactConverter(MetadataImage(), MetadataImage())
+    batch = batch_of(*(record(**fields) for fields, _ in LINES))
     lines = [line_of(fact) for fact in converter.batch_facts(batch)]
     when = "2023-11-14T22:13:20.000Z"
     assert lines == [f"{at} e1 {when} {words}" for at, (_, words) in enumerate(LINES)]
+
+
+def test_a_config_fact_names_the_value_before_it() -> None:
+    """From the image that the batch changes, and then from the batches themselves."""
+    resource = (ResourceType.CLUSTER, "")
+    values = MappingProxyType({"retention.ms": "1"})
+    image = MetadataImage(configs=MappingProxyType({resource: values}))
+    records = [
+        ConfigRecord(resource_type=resource[0], resource_name="", name=name, value=value)
+        for name, value in [("retention.ms", "2"), ("retention.ms", "3"), ("flush", "os")]
+    ]
+    facts = list(FactConverter(image, image).batch_facts(batch_of(*records)))
+    assert [fact["before"] for fact in facts] == [{"value": "1"}, {"value": "2"}, {"value": None}]
+    unknown, *later = FactConverter(image).batch_facts(batch_of(*records))
+    assert "before" not in unknown
+    assert later[0]["before"] == {"value": "2"}
 
 
 def test_no_type_of_record_is_without_words() -> None:

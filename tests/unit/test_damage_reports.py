@@ -264,6 +264,15 @@ def test_more_than_a_heartbeat_names_are_said_page_by_page_and_none_is_forgotten
     assert reports.failed == {}
 
 
+def test_the_last_page_may_be_full() -> None:
+    everything = beat(1, *(failed(1, index) for index in range(2 * DAMAGED_REPLICAS_MAX)))
+    first = next_page(everything, None)
+    last = next_page(everything, first.failed_up_to)
+    assert (len(first.failed), len(last.failed)) == (DAMAGED_REPLICAS_MAX, DAMAGED_REPLICAS_MAX)
+    assert first.failed_up_to is not None
+    assert last.failed_up_to is None
+
+
 def test_a_controller_that_missed_the_first_page_waits_for_the_next_round() -> None:
     reports = DamageReports()
     everything = beat(1, *(failed(1, index) for index in range(MANY)))

@@ -124,6 +124,7 @@ def test_what_controllers_say() -> None:
     assert codes(down) == ["CONTROLLER_DOWN"], "one that is down is named once"
     nobody = judge(found, tallies, None, {101: None, 102: state})
     assert codes(nobody) == ["NO_ACTIVE_CONTROLLER", "CONTROLLER_DOWN"]
+    assert [reason.count for reason in nobody.reasons] == [1, 1]
     assert nobody.controller_id is None
 
 

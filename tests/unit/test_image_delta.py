@@ -5,12 +5,23 @@ from __future__ import annotations
 import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, NewerVersionError
-from raft_metadata.common.ids import ControllerEpoch, MetadataOffset, TopicId
+from raft_metadata.common.ids import ControllerEpoch, MetadataOffset, TopicId, TopicName
 from raft_metadata.image.metadata_delta import MetadataDelta, delta_between, publish
 from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.image.snapshot import delta_from_snapshot, image_from_records, snapshot_of
 from raft_metadata.records.commands import MetadataSnapshot
-from raft_metadata.records.records import FeatureLevelRecord, RemoveTopicRecord, TopicRecord
+from raft_metadata.records.records import (
+    AclRecord,
+    ClientQuotaRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    QuotaEntity,
+    QuotaEntityType,
+    RemoveAclRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+    UserScramRecord,
+)
 from tests.support.metadata_world import BROKERS, World, topic_id
 
 
@@ -52,6 +63,57 @@ def test_a_delta_says_what_changed() -> None:
     assert (after.next_offset, after.epoch) == (100, 2)
     assert list(after.topic_ids) == ["b"]
     assert {name for _, name in after.configs} == {topic_id(2)}
+
+
+def rule(number: int) -> AclRecord:
+    """An access rule whose id says its number."""
+    return AclRecord(
+        acl_id=topic_id(number),
+        resource_type="topic",
+        resource_name="orders",
+        pattern_type="literal",
+        principal="User:alice",
+        host="*",
+        operation="read",
+        permission="allow",
+    )
+
+
+USER = UserScramRecord(
+    name="alice", mechanism="SCRAM-SHA-256", salt="", stored_key="", server_key="", iterations=4096
+)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        TopicRecord(name=TopicName("t"), topic_id=topic_id(9), partitions_count=1),
+        RemoveTopicRecord(topic_id=topic_id(1)),
+        ClientQuotaRecord(
+            entity=(QuotaEntity(QuotaEntityType.USER, "alice"),),
+            key="producer_byte_rate",
+            value=1.0,
+        ),
+        rule(1),
+        USER,
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_a_delta_with_a_single_change_is_not_empty(record: MetadataRecord) -> None:
+    image = cluster(("a", 1, 1)).image
+    delta = MetadataDelta(image)
+    assert delta.is_empty
+    delta.replay(record, image.next_offset)
+    assert not delta.is_empty
+
+
+def test_an_access_rule_that_is_removed_again_is_gone_at_once() -> None:
+    delta = MetadataDelta(MetadataImage())
+    delta.replay(rule(1), MetadataOffset(0))
+    delta.replay(RemoveAclRecord(acl_id=rule(1).acl_id), MetadataOffset(1))
+    assert delta.security.acls.get(rule(1).acl_id) is None
+    delta.replay(rule(1), MetadataOffset(2))
+    assert list(delta.apply(MetadataOffset(3), ControllerEpoch(1)).acls) == [rule(1).acl_id]
 
 
 def test_a_topic_made_and_deleted_in_one_delta_leaves_no_trace() -> None:

@@ -58,6 +58,7 @@ def test_history_is_served_in_pages_from_where_batches_begin() -> None:
         0,
         2,
     ]
+    assert len(machine.batches_from(MetadataOffset(0), 2 * size - 1) or ()) == 1
     assert len(machine.batches_from(MetadataOffset(0), 1) or ()) == 1
     assert machine.batches_from(MetadataOffset(10), 1) == ()
     assert machine.batches_from(MetadataOffset(3), 10**6) is None, "not where a batch begins"

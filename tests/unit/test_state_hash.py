@@ -73,6 +73,10 @@ def test_invariant_r11_a_snapshot_and_what_follows_lead_where_the_whole_log_lead
     assert _value(source, 19) == _value(other, 19) is not None
 
 
+def test_the_hash_before_the_first_batch_is_of_offset_0() -> None:
+    assert HashChain().at(9) == StateHash(index=9, next_offset=MetadataOffset(0), value="0" * 32)
+
+
 def test_only_recent_hashes_are_kept() -> None:
     machine = MetadataStateMachine()
     machine.hashes = HashChain(remembered_max=3)
