@@ -100,8 +100,8 @@ def check_journals_whole(
 def check_one_leader_an_epoch(journals: Journals) -> Verdict:
     """Check that at most one life of one broker led a partition in a leader epoch (rule R3)."""
     led: dict[tuple[tuple[str, int], int], set[tuple[int, str]]] = defaultdict(set)
-    for event in _kind(journals, "role_changed"):
-        if event.facts["role"] == "leader":
+    for event in _in_order(journals):
+        if event.kind == "role_changed" and event.facts["role"] == "leader":
             led[event.where, event.epoch].add((event.broker, event.life))
     faults = [
         f"partition {where[1]} of {where[0]} epoch {epoch} was led by {sorted(several)}"
@@ -297,15 +297,12 @@ def check_disks_sound(reports: Mapping[int, Sequence[Mapping[str, Any]]]) -> Ver
 
 
 def _after_gaps(events: Sequence[JournalEvent]) -> set[int]:
-    """Return the sequence numbers of the first replica event after each gap."""
-    found = set()
-    lost = False
-    for before, after in pairwise(events):
-        lost |= after.sequence != before.sequence + 1
-        if lost and after.partition >= 0:
-            found.add(after.sequence)
-            lost = False
-    return found
+    """Return the sequence number of the first event after each gap."""
+    return {
+        after.sequence
+        for before, after in pairwise(events)
+        if after.sequence != before.sequence + 1
+    }
 
 
 def _starts_over(event: JournalEvent) -> bool:
@@ -314,10 +311,6 @@ def _starts_over(event: JournalEvent) -> bool:
 
 
 def _in_order(journals: Journals) -> Iterator[JournalEvent]:
-    """Yield the events of replicas, broker by broker, each in its own order."""
+    """Yield all events, broker by broker, each in its own order."""
     for events in journals.values():
-        yield from (event for event in events if event.partition >= 0)
-
-
-def _kind(journals: Journals, kind: str) -> Iterator[JournalEvent]:
-    return (event for event in _in_order(journals) if event.kind == kind)
+        yield from events
