@@ -121,7 +121,8 @@ def accepts_zstd(accept_encoding: str | None) -> bool:
         essence(part): _quality(part)
         for part in accept_encoding.split(",", MAX_ACCEPT_RANGES)[:MAX_ACCEPT_RANGES]
     }
-    return said.get(ZSTD, 0.0) > 0 and said.get(ZSTD, 0.0) >= said.get("identity", 0.0)
+    quality = said.get(ZSTD, 0.0)
+    return quality > 0 and quality >= said.get("identity", 0.0)
 
 
 def choose_reply(accept: str | None, offered: Mapping[str, str]) -> str | None:
