@@ -217,6 +217,7 @@ def test_repeats_guilty_of_inventing_a_record() -> None:
     found = check_repeats(INNOCENT, reading({0: [*A, Record(b'"A"', b'{"n": 9}')], 1: B[:1]}))
     assert not found.passed
     assert "1 never sent" in found.figures
+    assert found.examples == ('nobody sent "A" {"n": 9}',)
 
 
 # -- gaps
@@ -229,6 +230,13 @@ def test_produce_gap_innocent() -> None:
     found = check_produce_gap(calm, KILL, None, 1000)
     assert found.passed
     assert longest_produce_gap(calm, 100, None).ms == 290, "from when it was due"
+    assert "gap between acknowledgements 0.29 s, limit 1 s;" in found.figures
+
+
+def test_produce_gap_that_ends_with_the_fault_is_blamed_on_it() -> None:
+    ended = history(ack((0, 0, 0), at=100, due=20), KILL)
+    assert longest_produce_gap(ended, 100, None).ms == 80
+    assert longest_produce_gap(ended, 0, 100).ms == 0, "a window ends before the next fault"
 
 
 def test_produce_gap_guilty_of_a_long_silence() -> None:
@@ -303,10 +311,13 @@ def complete(*extra: object) -> History:
 
 def test_load_innocent() -> None:
     assert check_load(complete(KILL), 100).passed
+    assert check_load(complete(KILL), 100).figures.endswith("at least 0.1 s of load per fault")
+    assert check_load(complete(), 100).figures.endswith("at least 0.0 s of load per fault")
 
 
 def test_load_guilty_of_rows_never_acknowledged() -> None:
-    assert not check_load(history(ack((0, 0, 0)), records=A), 0).passed
+    found = check_load(history(ack((0, 0, 0)), records=A), 0)
+    assert found.examples == ("2 rows were never acknowledged",)
 
 
 def test_load_guilty_of_too_little_after_a_fault() -> None:
@@ -319,6 +330,8 @@ def test_load_guilty_of_a_partition_silent_after_the_fault() -> None:
         ack((1, 1, 0), at=60),
         ack((2, 0, 1), at=5000),
     ]
-    found = check_load(history(*rows, KILL, records=A), 100)
-    assert not found.passed
-    assert "partitions [1]" in found.examples[0]
+    for last in (60, KILL.at_ms):
+        rows[1] = ack((1, 1, 0), at=last)
+        found = check_load(history(ack((1, 1, 0), at=60), *rows, KILL, records=A), 100)
+        assert not found.passed, last
+        assert "partitions [1]" in found.examples[0]

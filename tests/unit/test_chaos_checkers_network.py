@@ -219,20 +219,19 @@ def test_one_ruler_innocent_though_two_brokers_tell_of_different_epochs() -> Non
 
 
 def test_one_ruler_guilty_of_two_leaders_in_an_epoch() -> None:
-    assert not check_one_leader_and_controller(
-        history(leads(1, 1), leads(2, 1, by=2), reign(101, 1))
-    ).passed
+    found = check_one_leader_and_controller(history(leads(1, 1), leads(2, 1, by=2), reign(101, 1)))
+    assert found.examples == ("partition 0 epoch 1: leaders [1, 2]",)
 
 
 def test_one_ruler_guilty_of_two_controllers_in_a_term() -> None:
-    assert not check_one_leader_and_controller(
-        history(leads(1, 1), reign(101, 1), reign(102, 1))
-    ).passed
+    found = check_one_leader_and_controller(history(leads(1, 1), reign(101, 1), reign(102, 1)))
+    assert found.examples == ("term 1: controllers [101, 102] say they are active",)
 
 
 def test_one_ruler_guilty_of_having_seen_nothing() -> None:
     assert not check_one_leader_and_controller(history(leads(1, 1))).passed
     assert not check_one_leader_and_controller(history(reign(101, 1))).passed
+    assert not check_one_leader_and_controller(history(leads(None, 1), reign(101, 1))).passed
 
 
 def test_churn_innocent_and_guilty() -> None:
@@ -240,6 +239,8 @@ def test_churn_innocent_and_guilty() -> None:
     assert check_churn(calm, fault(FELT), 1).passed
     storm = history(*(reign(101 + n % 2, n, at=150 + n) for n in range(5)))
     assert not check_churn(storm, fault(FELT), 3).passed
+    long = check_churn(storm, fault(FELT, healed=100_100), 5)
+    assert (long.passed, long.figures) == (True, "5 new terms in 100.0 s, at most 5")
     assert not check_churn(history(), fault(FELT), 3).passed, "nothing was seen"
 
 

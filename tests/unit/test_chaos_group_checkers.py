@@ -67,9 +67,12 @@ def test_one_owner_guilty_of_going_back() -> None:
 
 
 def test_taken_over_guilty_of_nobody_too_late_and_never_owned() -> None:
-    assert not check_taken_over(INNOCENT, "a", 0, 150, 700).passed
-    assert not check_taken_over({"a": given(100, 0, 0), "b": []}, "a", 0, 150, 700).passed
-    assert not check_taken_over(INNOCENT, "a", 1, 50, 5000).passed
+    assert check_taken_over(INNOCENT, "a", 0, 150, 750).passed
+    assert check_taken_over(INNOCENT, "a", 0, 150, 749).examples == ("750 ms",)
+    nobody = check_taken_over({"a": given(100, 0, 0), "b": []}, "a", 0, 150, 700)
+    assert nobody.examples == ("a was not taken over from partition 0",)
+    never = check_taken_over(INNOCENT, "a", 1, 50, 5000)
+    assert never.examples == ("a never owned partition 1",)
 
 
 def test_a_members_file_without_its_torn_last_row(tmp_path: Path) -> None:

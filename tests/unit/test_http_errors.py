@@ -13,6 +13,7 @@ from http_api.contract.errors import (
     REST_STATUS,
     RestCode,
     envelope,
+    excerpt,
     failure_envelope,
     record_error_code,
     record_error_name,
@@ -71,6 +72,11 @@ def test_record_errors_never_say_written_for_unknown() -> None:
         unknown = record_error_name(KafkaError(code, outcome=Outcome.UNKNOWN))
         if code is not ErrorCode.LEADER_NOT_AVAILABLE:
             assert unknown != "LEADER_NOT_AVAILABLE"
+
+
+def test_an_excerpt_says_that_it_is_one() -> None:
+    assert excerpt("x" * 300) == "x" * 300
+    assert excerpt("x" * 301) == "x" * 300 + "…"
 
 
 def test_envelopes() -> None:
