@@ -218,7 +218,7 @@ def test_rule_q4_a_fence_is_lifted_by_what_is_on_disk() -> None:
 
 @world
 def test_rule_q3_an_answer_for_replaced_entries_never_leaves() -> None:
-    """b takes X from a; before its disk has it, c leads and replaces it."""
+    """b takes an entry from a; before its disk has it, c leads and replaces it."""
     sim = Sim(seed=5)
     a, b, c = sim.ids
     sim.start()
@@ -229,11 +229,11 @@ def test_rule_q3_an_answer_for_replaced_entries_never_leaves() -> None:
     follower = sim.up[b]
     follower.flusher.steps = lambda: 12
     old_term = sim.up[a].term
-    sim.up[a].submit(b"X")
+    sim.up[a].submit(b"replaced")
     sim.step()
     sim.step()
     at = follower.raft.journal.last[1]
-    assert follower.raft.journal.last[0] == b"\0X"
+    assert follower.raft.journal.last[0] == b"\0replaced"
     generation = follower.raft.journal.generation
     append = {
         "type": "append_entries",
@@ -261,7 +261,7 @@ def test_rule_q3_an_answer_for_replaced_entries_never_leaves() -> None:
     to, term, platter = claims()[0]
     assert (to, term) == (c, old_term + 1), "the old leader was told"
     assert b"\0Y" in platter
-    assert b"\0X" not in platter
+    assert b"\0replaced" not in platter
 
 
 class HeldFlusher:
