@@ -73,7 +73,7 @@ def check_topics(history: History, present: frozenset[str]) -> Verdict:
     """
     last: dict[str, tuple[str, bool]] = {}
     for write in history.metadata_writes:
-        verb, name = write.what.split(":", 1)[0].split()[:2]
+        verb, name = write.what.split(":", 1)[0].split()
         last[name] = (verb, write.ok)
     created = {name for name, state in last.items() if state == ("create", True)}
     deleted = {name for name, state in last.items() if state == ("delete", True)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 from chaos.checkers.faults import (
+    Gap,
     check_load,
     check_metadata_gap,
     check_produce_gap,
@@ -135,7 +136,8 @@ def test_offsets_innocent() -> None:
 
 def test_offsets_guilty_of_a_hole() -> None:
     holed = Reading(2, {0: [Line(0, *A[0]), Line(2, *A[2])]})
-    assert not check_offsets([holed]).passed
+    found = check_offsets([holed])
+    assert (found.passed, found.figures) == (False, "2 records served")
 
 
 def test_offsets_guilty_of_serving_an_offset_twice() -> None:
@@ -156,6 +158,11 @@ def test_order_innocent_with_answers_noted_out_of_order() -> None:
 
 def test_order_guilty_of_swapping() -> None:
     assert not check_order(history(ack((0, 0, 1)), ack((1, 0, 0)))).passed
+
+
+def test_order_tells_the_first_fault_of_a_key() -> None:
+    found = check_order(history(ack((0, 0, 2)), ack((1, 0, 1)), ack((2, 0, 0))))
+    assert len(found.examples) == 1
 
 
 def test_order_guilty_of_acknowledging_one_offset_twice() -> None:
@@ -289,6 +296,12 @@ def test_metadata_gap_innocent() -> None:
     assert check_metadata_gap(history(write(90), write(700), write(900)), KILL, None, 1000).passed
 
 
+def test_metadata_gap_counts_from_a_write_answered_in_the_millisecond_of_the_fault() -> None:
+    found = check_metadata_gap(history(write(KILL.at_ms), write(700)), KILL, None, 1000)
+    assert (found.passed, found.figures.startswith("longest gap")) == (True, True)
+    assert f"{(700 - KILL.at_ms) / 1000:.2f} s, limit" in found.figures
+
+
 def test_metadata_gap_guilty_of_absence_and_failures_do_not_count() -> None:
     absent = history(write(90), write(300, ok=False), write(1200), write(1300))
     found = check_metadata_gap(absent, KILL, None, 1000)
@@ -299,6 +312,10 @@ def test_metadata_gap_guilty_of_absence_and_failures_do_not_count() -> None:
 def test_metadata_gap_guilty_when_no_write_came_back() -> None:
     assert not check_metadata_gap(history(write(90)), KILL, None, 1000).passed
     assert not check_metadata_gap(history(write(190)), KILL, None, 1000).passed
+
+
+def test_without_an_acknowledgement_no_partition_has_the_longest_produce_gap() -> None:
+    assert longest_produce_gap(history(), 0, None) == Gap(0, -1)
 
 
 # -- load
@@ -318,6 +335,11 @@ def test_load_innocent() -> None:
 def test_load_guilty_of_rows_never_acknowledged() -> None:
     found = check_load(history(ack((0, 0, 0)), records=A), 0)
     assert found.examples == ("2 rows were never acknowledged",)
+
+
+def test_load_counts_refused_and_unknown_answers_apart() -> None:
+    tried = complete(lost(0, unknown=False), lost(1, unknown=True), lost(2, unknown=True))
+    assert "in 3 answers, 1 refused, 2 unknown" in check_load(tried, 100).figures
 
 
 def test_load_guilty_of_too_little_after_a_fault() -> None:

@@ -189,7 +189,8 @@ def test_logs_innocent_and_guilty_of_a_stack() -> None:
 
 
 def test_back_to_normal_innocent_and_guilty() -> None:
-    assert check_back_to_normal("cut", 900, 1000, "whole").passed
+    innocent = check_back_to_normal("cut", 900, 1000, "whole")
+    assert (innocent.passed, innocent.figures) == (True, "whole after 0.9 s, limit 1 s")
     assert not check_back_to_normal("cut", 1100, 1000, "whole").passed
     assert not check_back_to_normal("cut", None, 1000, "whole").passed
 

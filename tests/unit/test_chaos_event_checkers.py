@@ -184,7 +184,13 @@ def test_a_broker_that_starts_again_may_have_learned_it_in_this_very_epoch() -> 
 def test_two_isrs_of_a_partition_epoch_are_found() -> None:
     story = an_innocent_story()
     two = story.isr(2, 2, 21, 2)
-    assert "partition epoch 21" in text_of(check_one_isr_an_epoch(two.journals))
+    told = text_of(check_one_isr_an_epoch(two.journals))
+    assert told == f"partition 0 of {TOPIC_ID} partition epoch 21: ISRs [(2,), (2, 3)]"
+
+
+def test_an_isr_that_a_new_leader_begins_with_counts_for_its_partition_epoch() -> None:
+    story = an_innocent_story().leads(3, 2, 160, 150, partition_epoch=21, isr=[3])
+    assert "ISRs [(2, 3), (3,)]" in text_of(check_one_isr_an_epoch(story.journals))
 
 
 def test_a_journal_with_a_gap_or_without_its_beginning_is_not_whole() -> None:

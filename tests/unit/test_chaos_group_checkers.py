@@ -66,6 +66,10 @@ def test_one_owner_guilty_of_going_back() -> None:
     assert not check_one_owner({"a": [], "b": given(100, 0, 1, 0)}, "a").passed
 
 
+def test_one_owner_guilty_of_giving_a_record_to_one_member_twice() -> None:
+    assert not check_one_owner({"a": [], "b": given(100, 0, 0, 1, 1)}, "a").passed
+
+
 def test_taken_over_guilty_of_nobody_too_late_and_never_owned() -> None:
     assert check_taken_over(INNOCENT, "a", 0, 150, 750).passed
     assert check_taken_over(INNOCENT, "a", 0, 150, 749).examples == ("750 ms",)

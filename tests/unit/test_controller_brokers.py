@@ -16,7 +16,11 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicIdPartition,
 )
-from raft_metadata.controller.cluster_control import decide_unfence
+from raft_metadata.controller.cluster_control import (
+    ShutdownProgress,
+    decide_unfence,
+    shutdown_progress,
+)
 from raft_metadata.records.commands import BrokerHeartbeat
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
@@ -397,6 +401,30 @@ def test_rule_r11_granted_once_everyone_who_lives_knows() -> None:
     answer = world.beat(B1, want_shutdown=True)
     assert answer.should_shut_down
     assert answer.state is BrokerState.CONTROLLED_SHUTDOWN
+
+
+def test_rule_r11_a_leader_that_wants_to_stop_leads_partitions_and_waits_for_none() -> None:
+    world = running()
+    leader = world.partition().leader
+    progress = shutdown_progress(world.image, leader, world.config.defaults)
+    assert progress == ShutdownProgress(1, 0, "t-0: no other replica in sync")
+
+
+def test_rule_r11_a_new_term_asks_every_broker_again() -> None:
+    """Brokers may have begun again since the offset at which this one was last free to stop."""
+    world = running()
+    leave(world, B1)
+    world.beat(B1, want_shutdown=True)
+    for broker in (B2, B3):
+        world.beat(broker)
+    assert world.beat(B1, want_shutdown=True).should_shut_down
+    world.create("later", 2, assignments={0: (2, 3)})
+    world.core.activate(world.image)
+    world.behind = {B2: MetadataOffset(world.image.next_offset - 1)}
+    for broker in (B2, B3):
+        world.beat(broker)
+    blocked = world.beat(B1, want_shutdown=True).shutdown_blocked_by
+    assert blocked == f"brokers [2] have not reached metadata offset {world.image.next_offset}"
 
 
 def test_rule_r11_a_paused_broker_blocks_for_a_session_only() -> None:

@@ -8,11 +8,18 @@ import pytest
 
 from raft_metadata.common.configs.table import FLUSH, MIN_INSYNC_REPLICAS, SEGMENT_BYTES
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerId
+from raft_metadata.common.ids import BrokerId, ControllerEpoch, MetadataOffset
 from raft_metadata.controller.configuration_control import CONFIG_CHANGES_MAX
+from raft_metadata.controller.replication_control import MinIsrHistory, concerned_topics
+from raft_metadata.image.metadata_delta import MetadataDelta
 from raft_metadata.image.snapshot import image_from_records, image_records
 from raft_metadata.records.commands import AlterConfigs, ConfigChange
-from raft_metadata.records.records import ConfigRecord, PartitionChangeRecord, ResourceType
+from raft_metadata.records.records import (
+    ConfigRecord,
+    PartitionChangeRecord,
+    RemoveTopicRecord,
+    ResourceType,
+)
 from tests.support.metadata_world import BROKERS, World, registration, topic_id
 
 B1, B2, B3 = BROKERS
@@ -51,6 +58,10 @@ def refused(world: World, *changes: ConfigChange) -> KafkaError:
         alter(world, *changes)
     assert world.image is before
     return caught.value
+
+
+def config_of(name: str, value: str) -> ConfigRecord:
+    return ConfigRecord(resource_type=TOPIC, resource_name=topic_id(1), name=name, value=value)
 
 
 def topic_configs(world: World) -> dict[str, str]:
@@ -207,6 +218,40 @@ def test_invariant_p2_the_clusters_min_isr_counts_for_topics_without_one(world: 
     alter(world, cluster(MIN_INSYNC_REPLICAS, "1"))
     assert world.partition(1).elr == ()
     assert world.partition(2).elr == eligible, "it says two itself"
+
+
+def test_invariant_p2_every_partition_behind_one_without_eligible_replicas_is_cleared(
+    world: World,
+) -> None:
+    world.create("two", 2, assignments={0: (1, 2), 1: (1, 3)})
+    world.kill(B3)
+    assert [world.partition(2, index).elr for index in (0, 1)] == [(), (B3,)]
+    alter(world, change(MIN_INSYNC_REPLICAS, "1", of="two"))
+    assert world.partition(2, 1).elr == ()
+
+
+def test_only_configs_that_partitions_depend_on_concern_them(world: World) -> None:
+    delta = MetadataDelta(world.image)
+    base = world.image.next_offset
+    delta.replay_all((config_of(SEGMENT_BYTES, "4096"),), base)
+    after = delta.apply(MetadataOffset(base + 1), ControllerEpoch(1))
+    assert tuple(concerned_topics(delta, after)) == ()
+    delta = MetadataDelta(after)
+    delta.replay_all((config_of(MIN_INSYNC_REPLICAS, "1"),), after.next_offset)
+    newest = delta.apply(MetadataOffset(after.next_offset + 1), ControllerEpoch(1))
+    assert tuple(concerned_topics(delta, newest)) == (topic_id(1),)
+
+
+def test_the_offset_of_a_topics_min_isr_is_forgotten_with_the_topic(world: World) -> None:
+    history, untouched = MinIsrHistory(), MinIsrHistory()
+    for each in (history, untouched):
+        each.begin(world.image)
+    for record in (config_of(MIN_INSYNC_REPLICAS, "1"), RemoveTopicRecord(topic_id=topic_id(1))):
+        delta = MetadataDelta(world.image)
+        delta.replay_all((record,), world.image.next_offset)
+        world.append((record,))
+        history.note(delta, world.image)
+        assert (history == untouched) is isinstance(record, RemoveTopicRecord)
 
 
 def test_a_higher_min_isr_keeps_books_from_then_on(world: World) -> None:

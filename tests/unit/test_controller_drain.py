@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerId, PartitionId
-from raft_metadata.controller.drain_control import drained_target
-from raft_metadata.records.commands import DrainBroker
-from raft_metadata.records.records import BrokerState, DrainScope
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
+from raft_metadata.controller.drain_control import DrainMoves, drained_target
+from raft_metadata.records.commands import CreateTopic, DrainBroker
+from raft_metadata.records.records import BrokerState, DrainScope, PartitionChangeRecord
 from tests.support.doors.controller import partitions_being_drained, replicas_counted
 from tests.support.metadata_world import World, config, registration, topic_id
 
@@ -31,6 +31,13 @@ def running(
     world.pass_time(100)
     world.create(assignments=assignments or {0: (1, 2, 3), 1: (2, 3, 1), 2: (3, 1, 2)})
     return world
+
+
+def moves_of(world: World) -> tuple[PartitionChangeRecord, ...]:
+    """All that a controller that begins with this image would move at once."""
+    drains = DrainMoves(100)
+    drains.begin(world.image)
+    return drains.moves(world.image, world.now_ms, world.config.defaults)
 
 
 def leaders(world: World) -> list[int]:
@@ -55,6 +62,24 @@ def follow(world: World, rounds: int = 40) -> int:
 
 def held(world: World, broker: BrokerId) -> int:
     return sum(broker in each.replicas for each in world.image.topics[topic_id(1)].partitions)
+
+
+def test_nothing_moves_where_no_broker_is_free() -> None:
+    world = running(brokers=(B1, B2, B3))
+    world.drain(B1, REPLICAS)
+    assert moves_of(world) == ()
+
+
+def test_a_topic_that_is_being_created_moves_when_it_is_complete() -> None:
+    """Where its replicas go would be decided by the load of half a topic."""
+    world = running(per_batch=3)
+    command = CreateTopic(name=TopicName("growing"), topic_id=topic_id(2), partitions_count=9)
+    world.append(world.core.decide(world.image, command)[0])
+    world.drain(B1, REPLICAS)
+    assert {record.topic_id for record in moves_of(world)} == {topic_id(1)}
+    world.decide_all()
+    world.pass_time(600)
+    assert any(each.is_reassigning for each in world.image.topics[topic_id(2)].partitions)
 
 
 # ---- leaders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import NO_LEADER, BrokerId, PartitionId, TopicIdPartition, TopicName
 from raft_metadata.controller.controller import Controller
-from raft_metadata.controller.election_control import election_steps
+from raft_metadata.controller.election_control import ELECTIONS_MAX, election_steps
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
 from raft_metadata.records.commands import (
     AlterConfigs,
@@ -281,6 +282,25 @@ def test_an_unclean_election_changes_nothing_where_somebody_leads() -> None:
     before = world.image
     assert world.elect(UNCLEAN, 0)[0].leader == 1
     assert world.image is before
+
+
+def test_a_partition_that_is_refused_does_not_end_the_election_of_the_others() -> None:
+    world = running()
+    world.create("two", 2, assignments={0: (1, 2, 3), 1: (2, 1, 3)})
+    world.kill(B1)
+    refused, elected = world.elect(PREFERRED, 0, 1, name="two")
+    assert refused.error == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE.number
+    assert (elected.leader, elected.error) == (2, None)
+
+
+def test_an_election_names_as_many_partitions_as_the_limit_says() -> None:
+    world = running()
+    place = PartitionPlace(topic=TopicName("t"), partition=PartitionId(0))
+    most = ElectLeaders(election=UNCLEAN, partitions=(place,) * ELECTIONS_MAX)
+    assert next(election_steps(world.image, most, 1_000)).partitions == (place,)
+    over = replace(most, partitions=(place,) * (ELECTIONS_MAX + 1))
+    with pytest.raises(KafkaError, match=f"at most {ELECTIONS_MAX} can be named"):
+        next(election_steps(world.image, over, 1_000))
 
 
 def test_an_operator_s_unclean_election_takes_the_last_known_leader_first() -> None:

@@ -71,6 +71,12 @@ def test_a_broker_that_heartbeats_never_expires() -> None:
     assert not judge.has_expired
 
 
+def test_rule_m7_a_stall_counts_as_an_eighth_of_the_session_timeout() -> None:
+    judge = Judge()
+    judge.stall(20 * SESSION_MS)
+    assert judge.tracker.judge_ms == SESSION_MS // 8
+
+
 def test_rule_m7_a_stall_of_the_judge_blames_nobody() -> None:
     judge = Judge()
     judge.run(SESSION_MS, heartbeats=True)

@@ -85,6 +85,7 @@ def test_rule_m8_the_replication_factor_is_never_bent_to_who_is_alive(world: Wor
     assert "at most the number of live brokers 2 (1, 2)" in error.message
     assert refusal(world, replication_factor=0).code is ErrorCode.INVALID_REPLICATION_FACTOR
     assert world.create(replication_factor=2).replication_factor == 2
+    assert world.create("one", 2, replication_factor=1).replication_factor == 1
 
 
 def test_rule_m8_min_isr_above_the_replication_factor_is_refused(world: World) -> None:
@@ -121,6 +122,19 @@ def test_explicit_replicas_must_make_sense(
 ) -> None:
     error = refusal(world, assignments=assignments)
     assert error.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        ({0: ()}, "partition 0: replicas [], expected at least one distinct broker ids"),
+        ({0: (1, 2), 1: (1,)}, "partition 1: replicas [1], expected 2 distinct broker ids"),
+    ],
+)
+def test_a_refusal_of_explicit_replicas_names_how_many_were_expected(
+    world: World, assignments: dict[int, tuple[int, ...]], expected: str
+) -> None:
+    assert refusal(world, assignments=assignments).message == expected
 
 
 def test_explicit_replicas_exclude_counts(world: World) -> None:

@@ -8,14 +8,27 @@ import orjson
 import pytest
 
 from broker.coordinator import commits, instances
-from broker.coordinator.group_messages import ConsumerSettings, GroupOffset, OffsetReset
+from broker.coordinator.group_messages import (
+    CommitGroup,
+    ConsumerSettings,
+    GroupOffset,
+    OffsetReset,
+)
+from broker.coordinator.group_state import EVERY_GROUP
 from broker.coordinator.rebalance import (
     assign_ranges,
     compiled_pattern,
     drop_deleted_topics,
     retarget,
 )
-from broker.coordinator.records import SeekKey, decode_entry, encode_key, encode_value
+from broker.coordinator.records import (
+    GroupRecord,
+    GroupValue,
+    SeekKey,
+    decode_entry,
+    encode_key,
+    encode_value,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName
 from tests.support.group_world import BY_HAND, EARLIEST, G, GroupWorld, T, facts, place
@@ -272,10 +285,57 @@ def test_rule_g4_commits_without_an_instance_are_fenced_by_live_members() -> Non
             world.commit_group(0, 77, member, epoch)
     world.read("a")
     world.commit_group(0, 80, "a", 1)
-    assert world.committed(0) == 80
-    world.delete("a")
+    assert world.committed(0) == 80, "a member may commit what was delivered to it"
+    with pytest.raises(KafkaError, match="t-0 was delivered up to 87, not up to 88"):
+        world.commit_group(0, 88, "a", 1)
+    world.join("b", BY_HAND)
+    world.call("a")
+    with pytest.raises(KafkaError, match="No current assignment for partition t-3"):
+        world.commit_group(3, 1, "a", world.instance("a").member_epoch)
+    assert (world.committed(0), world.committed(3)) == (80, None)
+    for name in ("a", "b"):
+        world.delete(name)
     world.commit_group(0, 3)
     assert world.committed(0) == 3
+
+
+def test_a_commit_holds_as_many_offsets_as_the_limit_says() -> None:
+    world = GroupWorld()
+    most = (GroupOffset(T, PartitionId(0), 1),) * commits.OFFSETS_PER_COMMIT_MAX
+    commits.commit_without_instance(world.state, CommitGroup(group=G, offsets=most), world.topics)
+    assert world.committed(0) == 1
+    over = CommitGroup(group=G, offsets=(*most, most[0]))
+    with pytest.raises(KafkaError, match=f"more than {commits.OFFSETS_PER_COMMIT_MAX} offsets"):
+        commits.commit_without_instance(world.state, over, world.topics)
+
+
+def test_a_start_that_no_instance_reads_is_dropped_with_the_subscription() -> None:
+    world = GroupWorld()
+    world.join("a")
+    assert world.group.starts.keys() == {place(number) for number in range(4)}
+    instances.unsubscribe(world.state, world.key("a"), world.topics)
+    assert world.group.starts == {}, "a later reader resolves its own"
+
+
+def test_the_topics_of_an_instance_are_those_named_or_those_that_match_now() -> None:
+    world = GroupWorld()
+    world.create("named")
+    world.subscribe("named", "t", "not made yet")
+    world.create("matching")
+    world.subscribe("matching", pattern="t.*")
+    named, matching = (
+        instances.topic_names(world.instance(name), world.topics) for name in ("named", "matching")
+    )
+    assert (named, matching) == (("not made yet", "t"), ("t",))
+
+
+def test_a_group_older_than_the_forgotten_ones_begins_at_their_epoch() -> None:
+    """The record of all forgotten groups may stand behind the first ones of this group."""
+    world = GroupWorld()
+    world.create("a")
+    assert world.group.epoch == 0
+    world.state.fold(GroupRecord(EVERY_GROUP, GroupValue(7)))
+    assert world.group.epoch == 7
 
 
 def test_a_commit_without_an_instance_is_not_negative() -> None:

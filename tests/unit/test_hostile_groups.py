@@ -376,8 +376,12 @@ def test_groups_that_are_over_make_room() -> None:
         world.write()
     assert len(world.state.groups) <= 3
     epochs = {name: group.epoch for name, group in world.state.groups.items()}
+    forgotten = world.state.forgotten_epoch
+    newest = {entry.key: entry for entry in world.log}
+    world.log = [entry for entry in newest.values() if entry.value is not None]
     world.fail_over()
     assert {name: group.epoch for name, group in world.state.groups.items()} == epochs
+    assert world.state.forgotten_epoch == forgotten > 0, "compaction kept it"
 
 
 def test_of_very_many_sessions_a_few_ticks_see_all() -> None:

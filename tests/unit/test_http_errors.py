@@ -12,6 +12,7 @@ from http_api.contract import errors
 from http_api.contract.errors import (
     REST_STATUS,
     RestCode,
+    RestError,
     envelope,
     excerpt,
     failure_envelope,
@@ -23,6 +24,11 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 def test_every_error_code_is_mapped() -> None:
     assert set(REST_STATUS) == set(ErrorCode)
+
+
+def test_a_refusal_reads_as_its_message() -> None:
+    refusal = RestError(422, RestCode.BAD_REQUEST, "no such field")
+    assert (str(refusal), refusal.message) == ("no such field", "no such field")
 
 
 def test_every_error_code_is_mapped_once() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from raft_metadata.common.ids import MetadataOffset, TopicName
+import pytest
+
+from raft_metadata.common.errors import KafkaError
+from raft_metadata.common.ids import MetadataOffset, PartitionId, TopicName
 from raft_metadata.image.metadata_delta import MetadataDelta
-from raft_metadata.image.metadata_image import MetadataImage
+from raft_metadata.image.metadata_image import MetadataImage, find_topic
 from raft_metadata.image.metadata_state_machine import Accepted, MetadataStateMachine, Rejected
 from raft_metadata.records.records import FeatureLevelRecord, TopicRecord
 from raft_metadata.records.serde import encode_batch
@@ -26,6 +29,22 @@ def filled(count: int = 5, **limits: int) -> MetadataStateMachine:
             Accepted(MetadataOffset(2 * index), MetadataOffset(2 * index + 2))
         )
     return machine
+
+
+def test_a_state_machine_begins_before_the_first_term_and_index() -> None:
+    captured = MetadataStateMachine().capture()
+    assert (captured.index, captured.term) == (0, 0)
+
+
+def test_a_refusal_of_an_unknown_topic_quotes_the_front_of_its_name() -> None:
+    with pytest.raises(KafkaError) as refused:
+        find_topic(MetadataImage(), TopicName("n" * 300))
+    assert refused.value.message == f"topic {'n' * 260} does not exist"
+
+
+def test_a_partition_index_below_0_is_unknown() -> None:
+    image = filled(1).image
+    assert image.partition(topic_id(0), PartitionId(-1)) is None
 
 
 def test_rule_m1_the_offset_counts_accepted_records_only() -> None:

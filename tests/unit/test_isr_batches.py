@@ -34,6 +34,7 @@ from raft_metadata.records.commands import (
     PartitionsAltered,
 )
 from raft_metadata.records.records import PartitionChangeRecord
+from raft_metadata.records.serde import encode_record
 from tests.support import registered
 from tests.support.hosted_replicas import NoEvents
 from tests.support.memory_log import MemoryLog
@@ -214,6 +215,16 @@ def test_what_does_not_fit_into_one_batch_of_the_log_is_refused_not_half_done() 
     accepted = [each for each in answer.answers if each.altered is not None]
     assert len(accepted) == len(records)
     assert {each.error for each in answer.answers[len(records) :]} == {ErrorCode.QUEUE_FULL.number}
+
+
+def test_a_batch_is_filled_to_its_last_byte_and_its_line_feeds_count() -> None:
+    command = AlterPartitions(attempts=(attempt(10), attempt(11)))
+    both, _ = decide_each(command, decide, batch_bytes_max=100_000)
+    size = sum(len(encode_record(record)) + 1 for record in both)
+    assert [len(decide_each(command, decide, batch_bytes_max=n)[0]) for n in (size, size - 1)] == [
+        2,
+        1,
+    ]
 
 
 def test_a_command_has_a_limit_of_attempts() -> None:

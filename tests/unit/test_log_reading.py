@@ -10,7 +10,14 @@ import pytest
 
 from broker.log import log_reader
 from broker.log.log_reader import line_from
-from broker.record.batch import HEADER_SIZE, BatchSlice
+from broker.record.batch import (
+    CRC_FROM,
+    HEADER_SIZE,
+    BatchSlice,
+    crc32,
+    whole_lines,
+    whole_slices,
+)
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from tests.support.logs import Life, append
@@ -60,6 +67,21 @@ def test_whole_batches_are_read_as_they_are_one_by_one(
     monkeypatch.setattr(log_reader, "sound_run", lambda _view, at, _up_to, _limit: at)
     assert raw == [log.read_raw(*one) for one in asked]
     life.close()
+
+
+def test_a_batch_of_more_records_than_offsets_is_in_no_run_though_its_crc_is_right(
+    tmp_path: Path,
+) -> None:
+    life = Life(Disk(), data_dir=str(tmp_path))
+    log = filled(life)
+    raw = bytearray(log.read_raw(8, 1 << 20, 9))
+    life.close()
+    assert whole_lines(memoryview(raw), 0, (8, 9), 1_000)[1] == len(raw)
+    # Two records at one offset, in the field behind the base offset.
+    raw[32:36] = (2).to_bytes(4, "little")
+    raw[CRC_FROM - 4 : CRC_FROM] = crc32(raw[CRC_FROM:]).to_bytes(4, "little")
+    assert whole_lines(memoryview(raw), 0, (8, 9), 1_000) == ([], 0, 1_000)
+    assert whole_slices(memoryview(raw), 0, (8, 9), 1_000) == ([], 0, 1_000)
 
 
 @pytest.mark.parametrize("number", [0, 6, 8])

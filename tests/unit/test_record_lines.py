@@ -234,6 +234,16 @@ def test_base64_is_stored_in_one_form() -> None:
     assert [key_view(record, RecordFormat.BINARY) for record in records] == [b"a", None]
 
 
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize("name", ["partition", "timestamp"])
+@pytest.mark.parametrize("value", ["-1", "1.0", "true", '"1"'])
+def test_numbers_of_a_record_are_integers_from_0_on(name: str, value: str) -> None:
+    body = f'{{"records":[{{"value":1}},{{"value":1,"{name}":{value}}}]}}'
+    with pytest.raises(KafkaError) as refused:
+        decode_records(body.encode())
+    assert f"`$.records[1].{name}`" in refused.value.message
+
+
 def test_string_values_must_be_strings() -> None:
     records = decode_records(b'{"records":[{"value":1}]}')
     with pytest.raises(KafkaError, match="expected a JSON string, got 1"):

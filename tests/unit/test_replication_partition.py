@@ -313,6 +313,44 @@ def test_rule_r4_pushes_of_another_session_are_dropped() -> None:
     assert partition.on_push(Push(5, 4, 3, 4, 9, 0, raw)) is PushResult.GAP, "a gap: ask again"
 
 
+def test_a_push_moves_the_log_start_of_a_follower_to_the_leaders() -> None:
+    partition = following([(1, 10), (2, 11)])
+    partition.open_message(9, 0)
+    partition.on_valid(Valid(9, 4, 5, 0))
+    log = log_of(partition)
+    for leader_start, start in ((1, 1), (0, 1), (3, 1)):
+        partition.on_push(Push(5, 4, 2, 2, 2, leader_start, b""))
+        assert log.log_start_offset == start, "never back, and never beyond what this log holds"
+
+
+def test_refusals_are_counted_since_the_last_appended_push() -> None:
+    partition = following([])
+    role = partition.role
+    assert isinstance(role, Following)
+    for number in (9, 10):
+        partition.open_message(number, 0)
+        partition.on_refused(Refused(number, 4, 0))
+    assert role.refusals == 2
+    partition.open_message(11, 0)
+    partition.on_valid(Valid(11, 4, 5, 0))
+    partition.on_push(Push(5, 4, 0, 1, 0, 0, encode([(4, 1)])))
+    assert role.refusals == 0
+
+
+def test_a_delayed_produce_whose_outcome_is_certain_is_completed_as_it_is_added() -> None:
+    partition = make(min_isr=1)
+    lead(partition, isr=(ONE,))
+    log_of(partition).flush_start()
+    log_of(partition).flush_end()
+    first = append(partition, 7)
+    assert first == []
+    log_of(partition).append((1, 8))
+    partition.high_watermark = 2
+    outcomes: list[AppendOutcome] = []
+    partition.add_delayed_produce(DelayedProduce(LeaderEpoch(1), 1, 1, True, 9, outcomes.append))
+    assert outcomes == first == [AppendOutcome.OK]
+
+
 def test_rule_r5_parked_work_is_judged_by_epoch_not_by_offset() -> None:
     partition = make()
     lead(partition)
