@@ -234,7 +234,7 @@ async def test_rule_r5_an_append_without_success_is_told_or_made_again_elsewhere
         assert fast.apis.direct.taken == 1
 
 
-async def test_what_was_tried_for_as_long_as_was_asked_is_not_tried_again() -> None:
+async def test_a_produce_whose_timeout_is_used_up_is_not_retried() -> None:
     error = KafkaError(
         ErrorCode.LEADER_NOT_AVAILABLE, "no leader took it in time", outcome=Outcome.NOT_WRITTEN
     )

@@ -59,7 +59,7 @@ async def test_the_second_of_its_kind_is_not_parsed_on_any_connection(
 
 
 @pytest.mark.parametrize("head_first", [False, True])
-async def test_what_looks_like_a_known_request_inside_another_one_is_not_taken(
+async def test_a_body_that_looks_like_a_known_request_is_not_taken_for_one(
     unparsed: list[bytes], head_first: bool
 ) -> None:
     """Its bytes come alone, in a packet of their own: in a body, in chunks, behind half a head."""
@@ -120,7 +120,7 @@ async def test_a_packet_with_two_requests_is_parsed(unparsed: list[bytes]) -> No
         assert door.apis.direct.taken == 3
 
 
-async def test_what_comes_while_an_unparsed_request_waits_is_answered_behind_it(
+async def test_a_request_behind_an_unparsed_one_is_answered_behind_it(
     unparsed: list[bytes],
 ) -> None:
     apis = flights()
@@ -352,7 +352,7 @@ async def test_a_long_body_in_many_packets_is_put_together_once(unparsed: list[b
         assert unparsed == [post(body)]
 
 
-async def test_what_comes_right_behind_a_body_in_packets_is_answered_in_its_order(
+async def test_a_request_right_behind_a_body_in_packets_is_answered_in_its_order(
     unparsed: list[bytes],
 ) -> None:
     async with connection(flights()) as (_, reader, writer):

@@ -89,7 +89,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("path", "records", "partition"), TAKEN)
-async def test_what_is_said_once_or_alike_is_taken(
+async def test_a_target_named_once_or_twice_alike_is_taken(
     door: Door, path: str, records: str, partition: int
 ) -> None:
     answer = await door.post(path, f'{{"records":[{records}]}}', JSON_V2)

@@ -60,7 +60,7 @@ async def test_a_client_that_hangs_up_amid_its_body_leaves_no_stack_trace(
     ],
     ids=["target", "headers", "header", "length", "malformed"],
 )
-async def test_what_no_route_sees_is_refused_in_the_envelope_naming_the_limit(
+async def test_a_request_refused_before_its_route_names_the_limit_in_the_envelope(
     door: Door, request_bytes: bytes, status: int, says: str
 ) -> None:
     answer = await door.raw(request_bytes)

@@ -240,7 +240,7 @@ async def test_accept_that_takes_nothing_we_have_is_406(door: Door) -> None:
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"x"', b"{", b"1"])
-async def test_what_is_no_json_object_is_400(door: Door, body: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_400(door: Door, body: bytes) -> None:
     answer = await door.post(INSTANCE + "/offsets", body, V2)
     assert (answer.status, answer.json["error_code"]) == (400, 400)
 

@@ -133,7 +133,7 @@ def batch_line(offset: int, form: str) -> bytes:
 
 
 @pytest.mark.parametrize(("include", "accept"), [("batches", LINES), ("weather", NDJSON)])
-async def test_what_can_not_be_included_is_refused(door: Door, include: str, accept: str) -> None:
+async def test_an_unknown_include_is_refused(door: Door, include: str, accept: str) -> None:
     answer = await door.get(f"{RECORDS}?offset=0&include={include}", accept)
     assert (answer.status, answer.json["error_code"]) == (400, 40002)
 

@@ -302,7 +302,7 @@ async def test_create_of_what_exists_is_40002(door: Door) -> None:
         ErrorCode.INVALID_REPLICA_ASSIGNMENT,
     ],
 )
-async def test_what_the_controller_refuses_is_40002(door: Door, code: ErrorCode) -> None:
+async def test_a_refusal_of_the_controller_is_40002(door: Door, code: ErrorCode) -> None:
     door.apis.create_error = KafkaError(code, "facts")
     answer = await door.post(f"{V3}/topics", {"topic_name": "a"}, JSON)
     assert answer.golden == (400, JSON, {"error_code": 40002, "message": "facts"})

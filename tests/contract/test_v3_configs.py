@@ -107,7 +107,7 @@ async def test_a_config_of_a_broker_and_of_the_cluster(door: Door) -> None:
     assert (await send(door, "GET", path)).golden == (200, JSON, expected)
 
 
-async def test_what_a_node_reads_at_its_start_is_read_only(door: Door) -> None:
+async def test_a_config_read_at_the_start_of_a_node_is_read_only(door: Door) -> None:
     path = f"{PLACES[ResourceType.BROKER][0]}/max.body.bytes"
     default = ("16777216", "DEFAULT_CONFIG")
     expected = config(ResourceType.BROKER, "max.body.bytes", default, read_only=True)
@@ -234,7 +234,7 @@ async def test_whose_config_it_is_must_be_there(door: Door, method: str) -> None
     assert answer.golden == (404, JSON, {"error_code": 404, "message": text})
 
 
-async def test_what_the_controller_refuses_is_40002_and_no_controller_is_503(door: Door) -> None:
+async def test_a_refusal_of_the_controller_is_40002_and_no_controller_is_503(door: Door) -> None:
     path = "/topics/flights/configs/max.message.bytes"
     door.apis.admin_answers[AlterConfigs] = KafkaError(ErrorCode.INVALID_CONFIG, "expected 1 to 2")
     answer = await send(door, "PUT", path, {"value": "3"})

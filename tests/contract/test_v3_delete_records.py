@@ -68,7 +68,7 @@ async def test_a_body_that_says_nothing_clear_deletes_nothing(
     assert door.apis.logs[FLIGHTS, PartitionId(0)].start == 0
 
 
-async def test_what_is_not_there_is_not_found(door: Door) -> None:
+async def test_an_unknown_topic_or_partition_is_not_found(door: Door) -> None:
     gone = PATH.replace("flights", "nothing")
     assert (await send(door, {"before_offset": 1}, gone)).golden[0] == 404
     assert (await send(door, {"before_offset": 1}, PATH.replace("/0:", "/99:"))).golden[0] == 404

@@ -284,7 +284,7 @@ async def test_limits_and_types_of_a_commit(door: Door) -> None:
     assert unfit.json["error_code"] == 40002
 
 
-async def test_what_is_not_there(pilots: Door) -> None:
+async def test_unknown_groups_members_and_offsets_are_not_found(pilots: Door) -> None:
     door = pilots
     for path, code in (
         ("/consumers/two", 404),

@@ -264,7 +264,7 @@ async def test_the_log_tells_facts_with_place_time_names_and_what_was_before(doo
     ]
 
 
-async def test_what_was_before_is_left_out_where_nobody_knows_it(door: Door) -> None:
+async def test_the_value_before_is_left_out_where_it_is_unknown(door: Door) -> None:
     door.apis.add_topic("orders")
     door.apis.metadata.page = page(moved(2, 5, 2))
     answer = await door.get(f"{LOG}?offset=4")

@@ -308,7 +308,7 @@ async def test_cancel_reassignments(door: Door, path: str) -> None:
     assert door.apis.requests == [AlterReassignments(changes=(change,))]
 
 
-async def test_what_comes_to_its_end_meanwhile_holds_no_other_cancellation_up(door: Door) -> None:
+async def test_a_move_that_ends_meanwhile_holds_up_no_other_cancellation(door: Door) -> None:
     moving(door)
     door.apis.change_partition("flights", 1, adding=brokers(3))
 

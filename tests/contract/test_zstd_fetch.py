@@ -193,7 +193,7 @@ async def test_no_more_is_read_than_is_sent(frames: str, read: int, lane: bool) 
 
 
 @pytest.mark.parametrize("request_", [each for each in FRAMED[:-2] if each not in MANY])
-async def test_what_makes_one_frame_is_read_once(request_: bytes) -> None:
+async def test_a_compressed_answer_reads_its_records_once(request_: bytes) -> None:
     """The lane read, and left it to the route, which read again."""
     reads = 0
     async with open_door() as door:

@@ -229,7 +229,7 @@ async def test_rule_f1_what_the_killed_leader_had_taken_is_asked_again_and_stand
     assert [record["value"] for record in fetched.body] == ["before", "in flight", "after"]
 
 
-async def test_what_a_zombie_leader_does_later_conflicts_with_nothing(
+async def test_later_writes_of_a_zombie_leader_conflict_with_nothing(
     cluster: LiveCluster,
 ) -> None:
     topic = "zombie"

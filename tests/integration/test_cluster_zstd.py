@@ -100,7 +100,7 @@ def parsed(lines: bytes) -> dict[int, Any]:
     return {row["offset"]: row["value"] for row in rows}
 
 
-async def test_what_was_acknowledged_is_read_by_everyone_after_the_leader_was_killed(
+async def test_acknowledged_records_are_read_by_every_client_after_the_leader_was_killed(
     cluster: LiveCluster,
 ) -> None:
     topic = "packed"

@@ -194,7 +194,7 @@ async def test_rule_r10_a_leader_that_dies_right_after_a_deletion_brings_nothing
         await cluster.wait_isr(topic, partition, ALL, through)
 
 
-async def test_what_each_level_of_acks_loses_when_the_leader_dies_right_after(
+async def test_each_level_of_acks_loses_as_said_when_the_leader_dies_right_after(
     cluster: LiveCluster,
 ) -> None:
     """A leader dies with what it had not got across; the others come back without it.

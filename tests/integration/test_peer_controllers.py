@@ -177,7 +177,7 @@ async def test_rule_m3_a_create_refused_after_an_unknown_attempt_stays_unknown()
             nodes.fakes[A].open_gate.set()
 
 
-async def test_what_operators_ask_finds_the_active_controller_and_waits_for_one() -> None:
+async def test_an_operators_request_finds_the_active_controller_or_waits_for_one() -> None:
     async with quorum(leader=C) as nodes, channel(nodes.addresses) as controllers:
         assert (await controllers.execute(DRAIN, 1_000)).next_offset == 11
         assert nodes.fakes[C].asked == [DRAIN]

@@ -228,7 +228,7 @@ async def test_rule_q6_news_of_the_disk_that_fail_half_way_end_the_process(alone
     journal.on_durable = on_durable
 
 
-async def test_what_a_voter_says_about_itself(tmp_path: Path) -> None:
+async def test_a_voter_describes_itself(tmp_path: Path) -> None:
     format_all(tmp_path, NODES)
     addresses = free_addresses(NODES)
     first = Voter(config(1, tmp_path, addresses))

@@ -32,7 +32,7 @@ def test_rule_r6_no_replica_is_taken_out_or_emptied_for_damage_of_the_past(
     seeds_run.run_all(seeds)
 
 
-def test_what_can_happen_did() -> None:
+def test_every_named_event_happened_often_enough() -> None:
     number, happened = seeds_run.number(), seeds_run.happened
     assert too_rare(MUST_HAPPEN, happened, 5) == {}
     operators = happened["needs an operator"] + happened["nobody sound"]

@@ -160,7 +160,7 @@ async def test_a_command_is_answered_once_this_image_holds_its_result() -> None:
     assert await task == world.answer
 
 
-async def test_what_does_not_come_true_here_in_time_is_unknown() -> None:
+async def test_a_change_not_seen_here_in_time_is_unknown() -> None:
     world = World()
     with pytest.raises(KafkaError) as raised:
         await world.requests.ask(DRAIN)
@@ -176,7 +176,7 @@ async def test_rule_f2_a_command_is_asked_once_whatever_became_of_it(outcome: Ou
     assert (raised.value.outcome, len(world.asked)) == (outcome, 1)
 
 
-async def test_what_is_only_validated_is_not_waited_for() -> None:
+async def test_a_change_that_is_only_validated_is_not_waited_for() -> None:
     world = World()
     assert await world.requests.ask(AlterConfigs(changes=(), validate_only=True)) == world.answer
     assert world.called == []
@@ -227,7 +227,7 @@ async def test_new_partitions_are_waited_for_not_an_old_one_without_a_leader() -
         ("flights", 10_001, ErrorCode.INVALID_PARTITIONS),
     ],
 )
-async def test_what_must_not_grow_is_refused_before_it_is_asked(
+async def test_a_growth_that_is_not_allowed_is_refused_before_it_is_asked(
     topic: str, count: int, code: ErrorCode
 ) -> None:
     world = World()
@@ -273,7 +273,7 @@ async def test_progress_goes_on_without_a_broker_that_is_silent() -> None:
     assert list(await world.requests.progress(places)) == places[:1]
 
 
-async def test_what_a_broker_knows_of_itself_comes_from_itself() -> None:
+async def test_facts_of_a_broker_come_from_that_broker() -> None:
     world, other = World(), World()
     body = await other.services.answer(
         PeerRequestKind.OWN_FACTS, peer_codec.encode_own_facts(), timeout_ms=100

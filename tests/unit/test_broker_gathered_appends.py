@@ -85,7 +85,7 @@ async def until_told(clients: Clients, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_what_waits_differently_is_written_apart(here: Here) -> None:
+async def test_requests_of_different_acks_are_written_apart(here: Here) -> None:
     here.manager.on_metadata_update(image(1, (ME,)))
     clients = Clients(here)
     clients.ask("all")

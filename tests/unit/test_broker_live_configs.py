@@ -227,7 +227,7 @@ def test_a_min_isr_above_the_isr_refuses_acks_all_at_once(tmp_path: Path) -> Non
     assert fates == [AppendOutcome.OK]
 
 
-def test_what_requests_ask_for_is_the_newest_images(tmp_path: Path) -> None:
+def test_requests_read_configs_of_the_newest_image(tmp_path: Path) -> None:
     host = Host(tmp_path)
     configs = LiveConfigs(config_of(tmp_path))
 

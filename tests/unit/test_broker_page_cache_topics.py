@@ -150,7 +150,7 @@ def test_rule_r6_a_topic_that_became_os_since_was_ack_when_the_power_failed(
     assert tuple(unknown) == (TopicIdPartition(FIRST_ID, ZERO),), "without a note the image decides"
 
 
-def test_what_earlier_lives_noted_is_kept_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_notes_of_earlier_lives_are_kept_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.learn(flush("os"))
     host.logs.close(None)

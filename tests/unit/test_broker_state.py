@@ -100,7 +100,7 @@ async def test_replicas_come_in_pages_and_none_twice(here: Here) -> None:
         ("orders", 4, "orders-4 has no replica on broker 1"),
     ],
 )
-async def test_what_is_not_here_is_refused_with_the_reason(
+async def test_an_unknown_partition_is_refused_with_the_reason(
     here: Here, topic: str, partition: int | None, text: str
 ) -> None:
     wanted = TopicName(topic), None if partition is None else PartitionId(partition)

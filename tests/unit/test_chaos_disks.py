@@ -87,7 +87,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_what_is_synced_stays_and_what_is_not_goes(bench: Bench) -> None:
+def test_synced_bytes_stay_and_others_go(bench: Bench) -> None:
     bench.run("""
 fd = make("log", b"a" * 5000)
 sync_names()

@@ -159,7 +159,7 @@ def test_a_leader_without_what_was_committed_is_found() -> None:
     assert check_leaders_hold_committed(enough.journals).passed
 
 
-def test_what_a_deposed_leader_commits_late_in_its_own_epoch_counts() -> None:
+def test_a_late_commit_of_a_deposed_leader_counts_for_its_own_epoch() -> None:
     zombie = an_innocent_story()
     first_life = zombie.journals[1][:3]
     zombie.journals[1] = [
@@ -169,7 +169,7 @@ def test_what_a_deposed_leader_commits_late_in_its_own_epoch_counts() -> None:
     assert not check_leaders_hold_committed(zombie.journals).passed
 
 
-def test_what_was_known_when_a_role_was_taken_counts_for_that_epoch() -> None:
+def test_facts_known_when_a_role_was_taken_count_for_that_epoch() -> None:
     story = Story().starts(1).starts(2).leads(1, 1, 0, 0).follows(2, 1, 0, 0)
     story.follows(2, 2, 50, 40).leads(1, 2, 30, 0)
     assert not check_leaders_hold_committed(story.journals).passed

@@ -101,7 +101,7 @@ def test_the_newest_record_of_each_key_stays_under_its_offset(
     check_promises(log, said, may_drop_below=0, unclean_from=active, max_bytes=300)
 
 
-def test_what_is_clean_is_not_cleaned_again_and_a_restart_knows_it(
+def test_a_clean_log_is_not_cleaned_again_even_after_a_restart(
     disk: SimulatedDisk, life: Life, log: PartitionLog
 ) -> None:
     fill(life, log)

@@ -214,7 +214,7 @@ async def test_empty_values_can_be_tombstones(shell: Shell) -> None:
         ("1", "2", ["1", "2"]),
     ],
 )
-async def test_where_consume_starts_and_stops(
+async def test_consume_starts_and_stops_at_the_positions_given(
     shell: Shell, offset: str, count: str | None, expected: list[str]
 ) -> None:
     await shell("produce", "flights", "-p", "0", stdin="0\n1\n2\n3\n4\n")

@@ -193,7 +193,7 @@ async def test_seek_under_live_members_is_refused(shell: Shell) -> None:
     assert json.loads(refused.err)["error_code"] == 40903
 
 
-async def test_what_can_not_be_sought(shell: Shell) -> None:
+async def test_positions_that_cannot_be_sought_are_refused(shell: Shell) -> None:
     describes(shell.door, rows=())
     nothing = await shell("group", "seek", "pilots", "--to", "end")
     assert (nothing.code, "has committed nothing" in nothing.err) == (1, True)

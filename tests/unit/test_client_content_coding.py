@@ -46,7 +46,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_whole_or_not_bounded_is_refused(case: str) -> None:
+def test_a_frame_that_is_torn_or_unbounded_is_refused(case: str) -> None:
     wrong, said = REFUSED[case]
     with pytest.raises(ProtocolError, match=said):
         decode_answer(wrong, ASKS)

@@ -158,7 +158,9 @@ def test_a_refusal_of_a_read_is_the_callers(client: FakeClient) -> None:
     assert len(reading.poll()) == 1
 
 
-def test_what_is_not_ours_any_more_is_told_and_the_rest_committed(client: FakeClient) -> None:
+def test_a_partition_of_another_member_is_refused_and_the_others_are_committed(
+    client: FakeClient,
+) -> None:
     reading = consumer(client)
     client.on("records", records((0, 5), (1, 2)))
     reading.poll()
@@ -231,7 +233,7 @@ def test_rule_f2_a_read_of_a_group_is_never_sent_again() -> None:
         exchange.report_lost("broken", 0)
 
 
-def test_what_may_be_said_twice_goes_to_the_next_broker() -> None:
+def test_a_call_that_may_be_repeated_goes_to_the_next_broker() -> None:
     routes = Routes(["http://a:1", "http://b:1"])
     for call in (COMMIT, groups.subscribe("pilots", "one", ["t"])):
         exchange = Exchange(routes, call.request, 0, 10)

@@ -227,7 +227,7 @@ def test_an_unreachable_cluster_is_tried_again() -> None:
     assert sending.outcomes == [WRITTEN]
 
 
-def test_what_concerns_the_request_is_raised() -> None:
+def test_an_error_of_the_whole_request_is_raised() -> None:
     body = orjson.dumps({"error_code": 40401, "message": "Topic t not found"})
     with pytest.raises(ApiError, match="Topic t not found"):
         Sending(1).end(Answer(status=404, body=body), 0)

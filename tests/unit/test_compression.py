@@ -69,7 +69,7 @@ def test_the_codec_is_kafkas_and_count_and_offsets_stay_in_the_header() -> None:
     )
 
 
-def test_what_gets_no_shorter_is_stored_as_it_is() -> None:
+def test_a_body_that_gets_no_shorter_is_stored_as_it_is() -> None:
     assert pack(b"x" * (MIN_LINES_BYTES - 1)) is None
     assert pack(os.urandom(10_000)) is None
     assert pack(b"x" * MIN_LINES_BYTES) is not None

@@ -97,7 +97,9 @@ def test_the_key_in_a_file_is_the_name_with_underscores() -> None:
         ("x" * 100_000, Scope.TOPIC, "unknown topic config"),
     ],
 )
-def test_what_cant_be_set_there_says_what_can(name: str, scope: Scope, said: str) -> None:
+def test_a_config_that_cannot_be_set_there_says_what_can(
+    name: str, scope: Scope, said: str
+) -> None:
     with pytest.raises(KafkaError) as refused:
         find_config(name, scope)
     assert refused.value.code is ErrorCode.INVALID_CONFIG

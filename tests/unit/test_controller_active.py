@@ -608,7 +608,7 @@ async def test_a_stop_answers_whoever_waits() -> None:
     assert (await refusal(task)).code is ErrorCode.METADATA_STALE_SOURCE
 
 
-async def test_what_is_too_old_is_sent_a_snapshot() -> None:
+async def test_a_follower_that_is_too_far_behind_is_sent_a_snapshot() -> None:
     cluster = await Cluster().start()
     empty = Cluster()
     empty.raft.voters[0].machine.restore(

@@ -179,7 +179,7 @@ def test_only_so_many_partitions_are_under_way_at_once() -> None:
     assert held(world, B1) == 0
 
 
-def test_where_nobody_can_take_a_replica_it_stays_and_is_served() -> None:
+def test_a_replica_that_no_broker_can_take_stays_and_is_served() -> None:
     world = running(brokers=(B1, B2, B3))
     world.drain(B1, REPLICAS)
     world.pass_time(5_000)

@@ -93,7 +93,7 @@ def test_rule_r6_another_disk_is_nobody_s_last_known() -> None:
     assert not world.partition().has_leader
 
 
-def test_what_is_remembered_goes_with_the_election() -> None:
+def test_the_last_known_leader_is_cleared_by_the_election() -> None:
     world = running(configs=OS)
     power_cut(world, B1, B2, B3)
     assert world.partition().last_known_leader != NO_LEADER

@@ -105,7 +105,7 @@ def test_every_node_that_cant_follow_is_named(level: int | None) -> None:
     assert "controller 101" not in message
 
 
-def test_where_nobody_asked_the_controllers_nothing_is_raised() -> None:
+def test_nothing_is_raised_before_the_controllers_were_asked() -> None:
     assert "not known which metadata.version the controllers" in refusal(not_raised(), {})
 
 

@@ -53,7 +53,7 @@ def test_a_replica_removed_below_min_isr_stays_eligible(world: World) -> None:
     assert (world.partition().isr, world.partition().elr) == ((B1, B3), ())
 
 
-def test_what_is_over_is_refused(world: World) -> None:
+def test_a_request_of_an_old_epoch_is_refused(world: World) -> None:
     assert refusal(world, partition_epoch=0) is ErrorCode.INVALID_UPDATE_VERSION
     world.kill(B3)
     world.kill(B1)
@@ -81,7 +81,7 @@ def test_an_isr_is_a_set_of_replicas_with_its_leader(world: World) -> None:
     assert refusal(world, (B1, BrokerId(9))) is ErrorCode.INVALID_REQUEST
 
 
-def test_what_does_not_exist_is_refused(world: World) -> None:
+def test_an_unknown_topic_or_partition_is_refused(world: World) -> None:
     assert refusal(world, topic_id=TopicId("x")) is ErrorCode.UNKNOWN_TOPIC_ID
     assert refusal(world, partition=7) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

@@ -435,7 +435,7 @@ def test_a_broker_that_gives_its_replicas_away_is_given_none() -> None:
     assert "drained" in refused(world, (1, 2, 4))[1]
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_a_reassignment_of_an_unknown_partition_is_refused() -> None:
     world = running()
     assert refused(world, (1, 2, 4), "other")[0] is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert refused(world, None)[0] is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS

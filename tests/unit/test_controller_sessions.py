@@ -170,7 +170,7 @@ def test_one_of_two_connections_may_close() -> None:
     assert judge.has_expired
 
 
-def test_what_an_older_registration_says_or_loses_changes_nothing() -> None:
+def test_heartbeats_and_closures_of_an_older_registration_change_nothing() -> None:
     judge = Judge()
     judge.hear()
     old = BrokerEpoch(E - 1)

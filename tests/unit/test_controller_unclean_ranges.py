@@ -130,7 +130,7 @@ def test_ranges_have_a_limit_and_as_many_fit_one_batch() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(3, 2), (-1, 4), (0, PARTITION_ID_MAX + 1)])
-def test_what_is_no_range_is_refused(wrong: tuple[int, int]) -> None:
+def test_a_text_that_is_no_range_is_refused(wrong: tuple[int, int]) -> None:
     world = running()
     world.kill(B1)
     last = world.image.brokers[B1].broker_epoch

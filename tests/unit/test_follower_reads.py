@@ -159,7 +159,7 @@ async def test_invariant_l20_a_follower_serves_below_its_own_high_watermark_only
     assert await follower.offsets(10) == []
 
 
-async def test_what_becomes_committed_while_it_waits_is_served(tmp_path: Path) -> None:
+async def test_records_committed_while_a_fetch_waits_are_served(tmp_path: Path) -> None:
     follower = Follower(tmp_path)
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(follower.offsets(6, 5_000))
@@ -168,7 +168,7 @@ async def test_what_becomes_committed_while_it_waits_is_served(tmp_path: Path) -
     assert waiting.result() == [6, 7]
 
 
-async def test_what_is_cold_is_waited_for_off_the_loop_and_the_standing_asked_again(
+async def test_cold_bytes_are_read_off_the_loop_and_the_replica_is_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follower = Follower(tmp_path)

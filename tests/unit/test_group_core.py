@@ -87,7 +87,7 @@ def test_revoke_comes_before_assign() -> None:
     assert world.committed(2) is None, "auto-commit is off"
 
 
-def test_what_is_given_up_is_committed_first_where_auto_commit_is_on() -> None:
+def test_auto_commit_commits_a_partition_before_it_is_given_up() -> None:
     world = GroupWorld()
     world.join("a")
     world.read("a")
@@ -412,7 +412,7 @@ def test_auto_commit_keeps_the_metadata_of_a_commit_of_the_same_offset() -> None
 
 
 @pytest.mark.parametrize(("settings", "committed"), [(EARLIEST, 10), (BY_HAND, None)])
-def test_who_unsubscribes_leaves_the_group_and_commits_first_with_auto_commit(
+def test_a_member_that_unsubscribes_leaves_and_auto_commit_commits_first(
     settings: ConsumerSettings, committed: int | None
 ) -> None:
     world = GroupWorld(partitions=1)

@@ -78,7 +78,7 @@ async def running(log: MemoryShardLog) -> AsyncIterator[Shard]:
             task.cancel()
 
 
-async def test_what_was_committed_is_there_for_the_next_coordinator() -> None:
+async def test_committed_offsets_are_there_for_the_next_coordinator() -> None:
     shared = SharedLog()
     async with running(shared.elect()) as shard:
         await until(lambda: shard.is_ready)
@@ -162,7 +162,7 @@ async def test_rule_g1_an_append_of_unknown_outcome_is_read_back(*, written: boo
         assert committed(shard) == (9 if written else 5)
 
 
-async def test_what_was_decided_on_a_failed_append_is_not_written() -> None:
+async def test_a_decision_based_on_a_failed_append_is_not_written() -> None:
     log = SharedLog().elect()
     log.commit_at_once = False
     async with running(log) as shard:

@@ -105,7 +105,7 @@ def test_a_replica_on_its_way_in_is_not_missing_yet() -> None:
     assert found.counts["reassigning_partitions"] == 1
 
 
-def test_what_brokers_and_unfinished_topics_say() -> None:
+def test_fenced_brokers_and_incomplete_topics_are_named() -> None:
     found = image(WELL, asked=5)
     brokers = {**found.brokers, BrokerId(2): broker(2, state=BrokerState.FENCED)}
     said = verdict(replace(found, brokers=MappingProxyType(brokers)))
@@ -114,7 +114,7 @@ def test_what_brokers_and_unfinished_topics_say() -> None:
     assert verdict(replace(found, brokers=MappingProxyType({}))).status is HealthStatus.UNHEALTHY
 
 
-def test_what_controllers_say() -> None:
+def test_disconnected_and_missing_controllers_are_named() -> None:
     found = image(WELL)
     tallies = tally_partitions(found, 2)
     state = controller_state(voters=(voter(101, is_connected=False), voter(102)))

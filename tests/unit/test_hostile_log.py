@@ -295,7 +295,7 @@ def test_invariant_l26_a_cleaner_without_a_descriptor_ends_nothing() -> None:
     assert refused == 29, "the next pass does it"
 
 
-def test_what_was_let_go_while_keys_were_read_is_not_taken_for_what_stands_now(
+def test_a_pass_is_void_when_segments_were_removed_while_keys_were_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Segments went, and their files can still be read by their names: a pass is void."""

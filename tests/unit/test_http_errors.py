@@ -65,7 +65,7 @@ def test_a_503_is_worth_a_retry(code: ErrorCode) -> None:
 
 @pytest.mark.parametrize("code", ErrorCode)
 @pytest.mark.parametrize("outcome", Outcome)
-def test_what_may_be_retried_is_50003_per_record(code: ErrorCode, outcome: Outcome) -> None:
+def test_a_retriable_error_is_50003_per_record(code: ErrorCode, outcome: Outcome) -> None:
     rest = record_error_code(KafkaError(code, outcome=outcome))
     if REST_STATUS[code].status < 500:
         assert rest == REST_STATUS[code].code

@@ -68,7 +68,7 @@ def test_a_variable_segment_may_end_in_an_action(
 
 
 @pytest.mark.parametrize("path", ["/", "/nope", "/topics", "/topics/a/b", "/topics/a/partitions"])
-def test_what_nobody_serves_is_404(router: PathRouter, path: str) -> None:
+def test_an_unknown_path_is_404(router: PathRouter, path: str) -> None:
     with pytest.raises(RestError) as error:
         router.resolve("GET", path)
     assert (error.value.status, error.value.code) == (404, 404)

@@ -117,7 +117,7 @@ async def test_a_header_over_the_limit_is_431() -> None:
     "request_bytes",
     [b"\x16\x03\x01 tls hello\r\n\r\n", b"nonsense\r\n\r\n"],
 )
-async def test_what_is_not_http_is_400_in_our_envelope(request_bytes: bytes) -> None:
+async def test_bytes_that_are_not_http_are_400_in_our_envelope(request_bytes: bytes) -> None:
     async with open_door() as door:
         answer = await door.raw(request_bytes)
     assert (answer.status, answer.type) == (400, V2)

@@ -89,7 +89,7 @@ async def test_a_sequence_goes_round(here: Here) -> None:
         await here.local.append(claimed(SEQUENCES - 1, 2))
 
 
-async def test_what_is_sent_behind_others_does_not_begin_a_producer(here: Here) -> None:
+async def test_a_batch_behind_others_does_not_begin_a_producer(here: Here) -> None:
     here.manager.on_metadata_update(image(1, (ME,)))
     behind = dataclasses.replace(claimed(5), may_begin=False)
     with pytest.raises(KafkaError, match="not known here") as refused:

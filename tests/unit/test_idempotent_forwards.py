@@ -56,7 +56,7 @@ async def test_rule_f1_a_lost_reply_is_asked_for_again_under_the_same_number(she
     assert shell.leader.claims == [(0, 0), (0, 0), (0, 0), (0, 2)]
 
 
-async def test_what_gathers_while_requests_are_under_way_is_sent_as_one(shell: Shell) -> None:
+async def test_batches_that_gather_during_requests_are_sent_as_one(shell: Shell) -> None:
     await shell.append()
     shell.leader.gate = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -78,7 +78,7 @@ async def test_what_gathers_while_requests_are_under_way_is_sent_as_one(shell: S
     assert len(decode_records(shell.leader.texts[-1])) == 7, "five under way, the others together"
 
 
-async def test_what_comes_in_one_turn_of_the_loop_is_sent_as_one(shell: Shell) -> None:
+async def test_batches_of_one_turn_of_the_loop_are_sent_as_one(shell: Shell) -> None:
     await shell.append()
     async with asyncio.TaskGroup() as tasks:
         writers = [tasks.create_task(shell.append(2)) for _ in range(12)]
@@ -229,7 +229,7 @@ async def test_a_large_request_crosses_in_pieces_of_one_batch(shell: Shell) -> N
     assert [each.base_offset for each in placed] == [0, 2, 4, 6]
 
 
-async def test_what_is_acknowledged_with_less_has_a_sequence_of_its_own(shell: Shell) -> None:
+async def test_forwards_with_fewer_acks_have_a_sequence_of_their_own(shell: Shell) -> None:
     await shell.append()
     await shell.append(acks=ACKS_LEADER)
     await shell.append()

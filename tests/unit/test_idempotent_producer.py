@@ -148,7 +148,7 @@ def test_invariant_t1_the_blocking_producer_repeats_until_it_is_known(seed: int)
     assert broker.requests > 40
 
 
-def test_what_stays_unknown_does_not_stop_what_comes_behind() -> None:
+def test_an_unknown_outcome_does_not_stop_later_batches() -> None:
     broker = Broker(1, 1.0)
     producer = Producer(cast("Client", broker), "t")
     [unknown] = producer.send([NewRecord(b"1", partition=0)], retry_s=0.05)
@@ -159,7 +159,7 @@ def test_what_stays_unknown_does_not_stop_what_comes_behind() -> None:
     assert broker.logs[0] == [2], "the next epoch begins with 0, the old sequence is given up"
 
 
-def test_what_is_refused_for_good_is_not_sent_again() -> None:
+def test_a_batch_refused_for_good_is_not_sent_again() -> None:
     broker = Broker(1, 0.0)
 
     def refuse(*_: object) -> Answer:

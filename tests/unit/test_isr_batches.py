@@ -208,7 +208,7 @@ def test_rule_m3_a_command_s_attempts_are_judged_alone() -> None:
     assert "same partition" in answer.answers[3].message
 
 
-def test_what_does_not_fit_into_one_batch_of_the_log_is_refused_not_half_done() -> None:
+def test_a_request_too_large_for_one_batch_of_the_log_is_refused_whole() -> None:
     command = AlterPartitions(attempts=tuple(attempt(number) for number in range(10, 20)))
     records, answer = decide_each(command, decide, batch_bytes_max=500)
     assert 0 < len(records) < 10

@@ -302,7 +302,7 @@ def test_invariant_t4_producers_are_read_in_turns_of_the_loop_before_a_cut(
     assert producers_of(Life(disk, LogConfig()).log()) == cut
 
 
-def test_what_was_read_for_another_cut_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_from_before_a_truncation_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result from before the log was truncated, closed or started over is void as well."""
     monkeypatch.setattr(log_producers, "REPLAY_HEADERS_PER_TURN", 2)
     disk = SimulatedDisk()

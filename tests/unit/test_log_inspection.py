@@ -221,7 +221,7 @@ def test_another_partitions_file_is_damage(tmp_path: Path) -> None:
         (["dump", "{root}/log/lock"], "expected a segment file like"),
     ],
 )
-def test_what_can_t_be_read_is_told(tmp_path: Path, arguments: list[str], text: str) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, arguments: list[str], text: str) -> None:
     folder = written(tmp_path)
     (tmp_path / "empty").mkdir()
     names = {"root": tmp_path, "folder": folder, "file": min(folder.glob("*.log"))}

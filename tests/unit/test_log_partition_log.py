@@ -45,7 +45,7 @@ def test_an_empty_log_is_not_on_the_disk(life: Life, log: PartitionLog) -> None:
     assert offset_for_timestamp(log, 0) is None
 
 
-def test_what_is_appended_is_what_is_pushed_and_read(log: PartitionLog) -> None:
+def test_appended_bytes_are_the_bytes_pushed_and_read(log: PartitionLog) -> None:
     info = log.append_as_leader(
         records(["a", "b"]),
         key_format=RecordFormat.JSON,

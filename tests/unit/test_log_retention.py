@@ -220,7 +220,7 @@ async def host(tmp_path: Path) -> AsyncIterator[Hosted]:
     made.logs.close(BrokerEpoch(1))
 
 
-async def test_what_is_older_than_retention_ms_goes_the_active_segment_too(host: Hosted) -> None:
+async def test_segments_older_than_retention_ms_go_even_the_active_one(host: Hosted) -> None:
     await host.fill()
     host.clock.passes(3_599_000)
     host.controller_says(0)

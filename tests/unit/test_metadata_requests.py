@@ -164,7 +164,7 @@ async def test_the_log_is_read_from_within_a_batch_and_from_any_controller() -> 
     assert refused.value.code is ErrorCode.NOT_CONTROLLER
 
 
-async def test_what_is_too_old_is_told_from_this_brokers_image() -> None:
+async def test_offsets_too_old_for_the_log_are_answered_from_this_brokers_image() -> None:
     world = World()
     world.grow(5)
     world.loader.follow()

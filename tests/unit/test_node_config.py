@@ -283,7 +283,7 @@ def test_every_setting_is_a_field_and_every_field_a_setting() -> None:
     assert len(BY_NAME) == len(SETTINGS), "--set finds the section by key: keys are unique"
 
 
-def test_what_is_rendered_is_read_back(tmp_path: Path) -> None:
+def test_a_rendered_file_is_read_back(tmp_path: Path) -> None:
     table = read_config_file(write(tmp_path, BROKER + '[dial]\n"broker-2.peer" = "a:1"\n'))
     table["node"]["rack"] = 'r"1\\'
     again = read_config_file(write(tmp_path, render_config(table)))

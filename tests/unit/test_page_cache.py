@@ -41,7 +41,7 @@ class ColdDisk(Disk):
         return super().read(fd, length, position)
 
 
-def test_what_is_in_the_page_cache_is_told_from_what_is_not(tmp_path: Path) -> None:
+def test_cached_and_uncached_bytes_are_told_apart(tmp_path: Path) -> None:
     disk = Disk()
     fd = disk.open(str(tmp_path / "file"), create=True)
     disk.write(fd, b"x" * (4 << 20), 0)

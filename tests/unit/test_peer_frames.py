@@ -194,7 +194,7 @@ def test_a_newer_nodes_error_code_is_unknown_but_its_outcome_counts() -> None:
 @pytest.mark.parametrize(
     "body", [None, [], "x", {}, {"error": "41", "message": "m", "outcome": "unknown"}]
 )
-def test_what_is_no_error_body_is_not_taken_for_one(body: object) -> None:
+def test_a_body_that_is_no_error_is_not_taken_for_one(body: object) -> None:
     with pytest.raises(ValueError, match="expected an object"):
         error_from_body(body)
 

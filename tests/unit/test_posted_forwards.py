@@ -49,7 +49,7 @@ async def shell() -> AsyncIterator[Shell]:
         running.cancel()
 
 
-async def test_what_is_for_one_leader_leaves_as_one_write(shell: Shell) -> None:
+async def test_forwards_to_one_leader_leave_as_one_write(shell: Shell) -> None:
     shell.lead(OTHER, THIRD, OTHER, OTHER)
     async with asyncio.TaskGroup() as tasks:
         for number in (0, 1, 2, 3, 0):
@@ -106,7 +106,7 @@ async def test_a_deposed_leader_is_waited_for_a_short_grace_only(shell: Shell) -
     assert shell.leader.hastened == [DEPOSED_GRACE_MS], "nothing is under way"
 
 
-async def test_what_no_connection_takes_is_sent_by_a_task(shell: Shell) -> None:
+async def test_a_forward_without_a_connection_is_sent_by_a_task(shell: Shell) -> None:
     shell.lead(OTHER, BrokerId(9), ME)
     shell.leader.refuses_posts = True
     assert (await shell.append(2))[0].error is None

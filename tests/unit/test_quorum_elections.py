@@ -174,7 +174,7 @@ def test_a_leader_that_goes_names_its_successor_who_need_not_wait() -> None:
     assert sim.until(lambda: sim.leaders == [b], 0.2)
 
 
-def test_what_a_voter_can_follow_is_forgotten_with_its_process() -> None:
+def test_the_level_of_a_voter_is_forgotten_with_its_process() -> None:
     """Otherwise the level is raised beyond what the returning older version can follow."""
     sim = Sim(seed=8, feature_level_max=2)
     a, b, c = sim.ids

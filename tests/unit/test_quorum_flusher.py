@@ -340,7 +340,7 @@ def test_rule_q3_a_truncation_of_what_nobody_wrote_lowers_the_durable_end_too() 
     assert [entry[0] for entry in opened(disk).entries[1:]] == [b"\0old", b"\0new"]
 
 
-def test_what_is_added_while_one_is_in_flight_waits_for_the_next() -> None:
+def test_entries_added_during_a_flush_wait_for_the_next() -> None:
     disk, flusher = SimulatedDisk(), HeldFlusher()
     journal = with_three(disk, flusher)
     told: list[int] = []

@@ -51,7 +51,7 @@ async def written(root: Path, topics: int, *, snapshot_every: int = 1_000) -> Me
     return quorum
 
 
-async def test_what_a_stopped_controller_holds_is_read_and_left_alone(tmp_path: Path) -> None:
+async def test_the_files_of_a_stopped_controller_are_read_and_left_alone(tmp_path: Path) -> None:
     await (await written(tmp_path, 3)).stop()
     before = content(tmp_path / "raft-1")
     log = read_offline_log(tmp_path / "raft-1")

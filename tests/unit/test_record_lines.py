@@ -115,7 +115,7 @@ def refused(body: bytes) -> tuple[type[KafkaError], str]:
         b'{"records":[{"value":' + b"[" * 50_000,
     ],
 )
-def test_what_is_no_produce_request_is_malformed(body: bytes) -> None:
+def test_a_body_that_is_no_produce_request_is_malformed(body: bytes) -> None:
     assert refused(body)[0] is KafkaError
 
 
@@ -281,7 +281,7 @@ def test_rule_r12_no_value_is_changed_whichever_way_its_record_is_read(rare: byt
         b'"timestamp":"x"', b'"partition":-1', b'"headers":1', b'"partition":1.5',
     ],
 )  # fmt: skip
-def test_what_no_record_may_hold_is_refused_as_ever_though_read_as_a_bare_one_first(
+def test_an_invalid_record_is_refused_though_it_is_read_as_a_bare_one_first(
     field: bytes,
 ) -> None:
     with pytest.raises(UnprocessableRecordsError, match=r"at `\$\.records\[1\]"):

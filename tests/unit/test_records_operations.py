@@ -250,7 +250,7 @@ def test_every_command_of_the_table_was_tried() -> None:
     assert {row.answer for row in COMMANDS.values()} == {type(answer) for answer in ANSWERS}
 
 
-def test_what_nearly_every_partition_leaves_out_costs_no_bytes() -> None:
+def test_a_field_that_is_rarely_set_costs_no_bytes() -> None:
     assert b"adding" not in encode_record(change())
     assert b'"adding":[3]' in encode_record(change(adding=(THREE,)))
 

@@ -219,7 +219,7 @@ def test_a_record_that_is_not_understood_is_never_skipped(value: object) -> None
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"{}", b"null", b'{"records":[]}', b"\xff"])
-def test_what_is_no_batch_is_refused(payload: bytes) -> None:
+def test_bytes_that_are_no_batch_are_refused(payload: bytes) -> None:
     with pytest.raises(UnreadableRecordError):
         decode_batch(payload)
 

@@ -159,7 +159,7 @@ async def test_a_follower_that_proves_nothing_is_sent_no_more_than_the_limit(
     assert all(session.window is None for session in leader.stream.sessions.values())
 
 
-async def test_what_is_appended_meanwhile_is_not_kept_in_memory_but_read_again(
+async def test_batches_appended_while_throttled_are_read_again_and_not_kept_in_memory(
     tmp_path: Path,
 ) -> None:
     leader = Leader(tmp_path)

@@ -71,7 +71,7 @@ def test_a_red_seed_names_the_command_that_replays_it() -> None:
     assert caught.value.__notes__ == ['replay: make simulate ARGS="--seed 13 -k test_world"']
 
 
-def test_what_all_seeds_counted_is_judged_once_all_have_run() -> None:
+def test_counts_over_all_seeds_are_judged_once_all_have_run() -> None:
     world = make()
     chunks(world)
     world.run_all(range(3_000, 3_005))

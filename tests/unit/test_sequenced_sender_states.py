@@ -42,7 +42,7 @@ def test_a_step_that_is_not_in_the_table_is_a_bug(state: BatchState, event: Batc
         assert batch.state is state
 
 
-def test_what_is_void_never_becomes_anything_else() -> None:
+def test_a_void_batch_stays_void() -> None:
     void = {BatchState.VOID, BatchState.SENDING_VOID}
     assert {after for (before, _), after in TRANSITIONS.items() if before in void} == void
 

@@ -145,7 +145,7 @@ def test_plain_text_may_be_a_key_beside_json_values() -> None:
 @pytest.mark.parametrize(
     "value", ['1},{"value":2', '"abc', "", "{", "nul", "1 2", b"\xff", b'"\xff"', "NaN"]
 )
-def test_what_is_not_json_never_reaches_a_body(value: str | bytes) -> None:
+def test_text_that_is_not_json_never_reaches_a_body(value: str | bytes) -> None:
     kind = pa.binary() if isinstance(value, bytes) else pa.string()
     batch = pa.record_batch({"value": pa.array([value], kind)})
     with pytest.raises(RejectedError, match="a value is not JSON"):
@@ -277,7 +277,7 @@ def send(client: FakeClient, count: int = 3) -> list[float]:
     return waits
 
 
-def test_what_is_acknowledged_is_sent_once() -> None:
+def test_an_acknowledged_record_is_sent_once() -> None:
     client = FakeClient(["ok", "ok", "ok"])
     assert send(client) == []
     assert client.bodies == [[0, 1, 2]]

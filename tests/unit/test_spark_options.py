@@ -63,7 +63,7 @@ def test_a_stream_has_no_ending_offsets() -> None:
         source_options({**READ, "endingoffsets": "latest"}, {}, streaming=True)
 
 
-def test_what_spark_adds_of_its_own_is_let_through() -> None:
+def test_options_that_spark_adds_are_let_through() -> None:
     given = {**URL, "topic": "t", "checkpointlocation": "x", "path": "y"}
     assert sink_options(given, {}).topic == "t"
 

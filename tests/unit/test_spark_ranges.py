@@ -88,14 +88,14 @@ def test_waiting_has_an_end_and_says_for_what() -> None:
         read(log, 0, 9)
 
 
-def test_what_retention_took_is_loss_unless_told_otherwise() -> None:
+def test_offsets_that_retention_removed_are_loss_unless_told_otherwise() -> None:
     with pytest.raises(DataLossError, match="offsets 2 to 4 can't be read: retention"):
         read(FakeLog(5, 20), 2, 8)
     assert read(FakeLog(5, 20), 2, 8, fail=False) == [5, 6, 7]
     assert read(FakeLog(50, 60), 2, 8, fail=False) == []
 
 
-def test_what_was_never_read_before_may_be_gone() -> None:
+def test_records_never_read_before_may_be_gone() -> None:
     assert read(FakeLog(5, 20), 0, 8, from_earliest=True) == [5, 6, 7]
 
 

@@ -123,6 +123,6 @@ def test_arrow_types_are_exactly_those_spark_expects() -> None:
         (struct(_offset=StringType()), "column _offset is bigint, not string"),
     ],
 )
-def test_what_can_not_be_read_is_told(schema: StructType, says: str) -> None:
+def test_an_unreadable_value_is_reported(schema: StructType, says: str) -> None:
     with pytest.raises(SchemaError, match=says):
         typed_schema(schema)

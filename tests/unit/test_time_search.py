@@ -121,7 +121,7 @@ def test_a_large_batch_is_read_and_looked_through_in_pieces(
 
 
 @pytest.mark.usefixtures("small_steps")
-def test_what_lies_below_the_log_start_is_not_looked_at() -> None:
+def test_records_below_the_log_start_are_not_searched() -> None:
     """Every header from the segment's first one on was: seconds, where batches are small."""
     disk = SimulatedDisk()
     life = Life(disk)
