@@ -211,7 +211,7 @@ class StoredIndex:
         """Bytes of memory, with the blocks read so far."""
 
     def position_for(self, relative_offset: int) -> int:
-        """Return what `OffsetIndex.position_for` returns.
+        """Return the greatest indexed position at or below an offset (`OffsetIndex.position_for`).
 
         Raises:
             CorruptionError: the file is damaged, or lost.
@@ -221,7 +221,7 @@ class StoredIndex:
         return self._block(block).position_for(relative_offset) if block >= 0 else 0
 
     def position_for_time(self, timestamp_ms: int) -> int:
-        """Return what `OffsetIndex.position_for_time` returns.
+        """Return a position before the first batch of a time (`OffsetIndex.position_for_time`).
 
         Raises:
             CorruptionError: the file is damaged, or lost.

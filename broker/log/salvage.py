@@ -497,7 +497,7 @@ class Salvage:
     def __init__(
         self, disk: Disk, root: str, name: str, *, topic_id: TopicId | None = None
     ) -> None:
-        """Prepare it. ``root``: the broker's log directory; ``name``: <topic>-<partition>."""
+        """Name the log: ``root`` is the broker's log directory, ``name`` <topic>-<partition>."""
         self._disk = disk
         self._root = root
         self._name = name

@@ -70,7 +70,7 @@ def created_instance(instance: str, base_uri: str) -> JsonObject:
 
 
 def partitions(rows: Iterable[tuple[str, int]]) -> JsonObject:
-    """Return an assignment."""
+    """Return an assignment, given as (topic, partition)."""
     return {"partitions": [{"topic": topic, "partition": number} for topic, number in rows]}
 
 

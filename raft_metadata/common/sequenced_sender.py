@@ -175,7 +175,7 @@ class InFlightBatch:
 
     @property
     def is_doubtful(self) -> bool:
-        """True if an earlier attempt may have appended it."""
+        """True if an earlier attempt may have appended the batch."""
         return self.state in _MAY_BE_APPENDED
 
     @property

@@ -290,7 +290,7 @@ class HeartbeatTracker:
     def live_sessions(
         self, brokers: Mapping[BrokerId, BrokerRegistration]
     ) -> Iterator[tuple[BrokerRegistration, BrokerSession]]:
-        """Yield these registrations that have a live session (see `session`), with it."""
+        """Yield each registration that has a live session, and the session (see `session`)."""
         for broker in brokers.values():
             session = self.session(broker.broker_id, broker.broker_epoch)
             if session is not None:

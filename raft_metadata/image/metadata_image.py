@@ -136,7 +136,7 @@ class TopicImage:
 
     @property
     def is_created(self) -> bool:
-        """True if its first partitions all exist; from then on it can be written and read."""
+        """True once the topic's first partitions all exist, so that it can be written and read."""
         return self.grown_from > 0 or self.is_complete
 
     @property

@@ -138,7 +138,7 @@ class MetadataStateMachine:
         self._publishers: list[MetadataPublisher] = []
 
     def add_publisher(self, publisher: MetadataPublisher) -> None:
-        """Notify it of every change from now on; its first delta starts from the empty image."""
+        """Notify a publisher of every change; its first delta starts from the empty image."""
         delta = delta_between(MetadataImage(), self.image)
         publisher.on_metadata_update(delta, self.image)
         self._publishers.append(publisher)

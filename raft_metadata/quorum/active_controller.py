@@ -166,7 +166,7 @@ class ActiveController(MetadataPublisher):
 
     @property
     def is_active(self) -> bool:
-        """True if this is the active controller, as far as it knows."""
+        """True if this controller is the active one, as far as it knows."""
         return isinstance(self._state, Active)
 
     @property
@@ -471,9 +471,9 @@ class ActiveController(MetadataPublisher):
         self._core.sessions.connection_opened(broker_id, broker_epoch, now_ms)
 
     def session_closed(self, broker_id: BrokerId, broker_epoch: BrokerEpoch) -> None:
-        """Record that it has closed.
+        """Record that a connection with a broker's heartbeats has closed.
 
-        Unless it reopens within the grace period the session expires.
+        Unless one opens again within the grace period the session expires.
         """
         now_ms = self._clock.monotonic_ms()
         self._core.sessions.connection_closed(broker_id, broker_epoch, now_ms)

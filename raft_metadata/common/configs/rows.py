@@ -169,7 +169,7 @@ class FlagConfig(ConfigKind[bool]):
     @property
     @override
     def expected(self) -> str:
-        """The two words."""
+        """The two accepted words, for refusals."""
         return "true or false"
 
     def allows(self, value: object) -> bool:

@@ -410,12 +410,12 @@ def row_of(name: str, kind: type[K]) -> K:
 
 
 def default_number(name: str) -> int:
-    """Return the default of this number."""
+    """Return the default of the config of this name, which is a number."""
     return row_of(name, NumberConfig).default
 
 
 def default_ratio(name: str) -> float:
-    """Return the default of this share."""
+    """Return the default of the config of this name, which is a share."""
     return row_of(name, RatioConfig).default
 
 
