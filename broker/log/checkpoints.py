@@ -1,7 +1,7 @@
-"""Small files that are replaced whole: a line with a checksum and a line of JSON.
+"""Small files that are replaced whole: a line of JSON and a line with its checksum.
 
 Every other module of this package that keeps state beside the segments uses it. The files are
-replaced whole (`raft_metadata.common.disk.replace_file`): after a crash the old file or the new one
+replaced and checked by `raft_metadata.common.disk`: after a crash the old file or the new one
 exists, and a damaged one is never taken for an empty one.
 """
 
@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from broker.record.batch import crc32
+from raft_metadata.common.disk import checked_body, with_checksum
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
     from raft_metadata.common.disk import Disk
-
-_CHECK_LENGTH = 9
 
 
 class TornError(CorruptionError):
@@ -26,8 +24,7 @@ class TornError(CorruptionError):
 
 def encode_checkpoint(content: object) -> bytes:
     """Return the bytes of a checkpoint file with this content."""
-    body = orjson.dumps(content)
-    return b"%08x\n%b\n" % (crc32(body), body)
+    return with_checksum(orjson.dumps(content))
 
 
 def decode_checkpoint(data: bytes, path: str) -> object:
@@ -37,14 +34,10 @@ def decode_checkpoint(data: bytes, path: str) -> object:
         CorruptionError: the file is damaged; names it.
         TornError: the file holds nothing.
     """
-    body = data[_CHECK_LENGTH:-1]
     if not data.strip(b"\0"):
         msg = f"checkpoint {path} is torn"
         raise TornError(msg)
-    if data[:_CHECK_LENGTH] != b"%08x\n" % crc32(body):
-        msg = f"checkpoint {path} is damaged"
-        raise CorruptionError(msg)
-    return orjson.loads(body)
+    return orjson.loads(checked_body(data, path))
 
 
 def read_checkpoint(disk: Disk, path: str) -> object | None:

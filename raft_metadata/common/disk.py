@@ -190,9 +190,23 @@ def place_file(disk: Disk, path: str, pieces: Iterable[bytes], *, sync: bool) ->
     disk.rename(unfinished, path)
 
 
+def with_checksum(body: bytes) -> bytes:
+    """Return the bytes of a small file: `body`, and a second line with its crc32."""
+    return body + b"\n%d\n" % zlib.crc32(body)
+
+
+def checked_body(data: bytes, path: str) -> bytes:
+    """Return the body in the bytes of such a file; raise CorruptionError naming ``path``."""
+    body, _, crc = data.removesuffix(b"\n").rpartition(b"\n")
+    if not crc.isdigit() or zlib.crc32(body) != int(crc):
+        msg = f"checksum mismatch file={path}"
+        raise CorruptionError(msg)
+    return body
+
+
 def write_checked(disk: Disk, path: str, body: bytes) -> None:
-    """Replace a small file by `body` and a second line with its crc32."""
-    replace_file(disk, path, [body + b"\n%d\n" % zlib.crc32(body)])
+    """Replace a small file by `body` with its checksum."""
+    replace_file(disk, path, [with_checksum(body)])
 
 
 def read_checked(disk: Disk, path: str) -> bytes | None:
@@ -201,13 +215,7 @@ def read_checked(disk: Disk, path: str) -> bytes | None:
     Raises CorruptionError if the checksum does not match.
     """
     data = disk.read_file(path)
-    if data is None:
-        return None
-    body, _, crc = data.removesuffix(b"\n").rpartition(b"\n")
-    if not crc.isdigit() or zlib.crc32(body) != int(crc):
-        msg = f"checksum mismatch file={path}"
-        raise CorruptionError(msg)
-    return body
+    return None if data is None else checked_body(data, path)
 
 
 @contextlib.contextmanager

@@ -108,7 +108,7 @@ def _epochs_count_as_none(patch: Patch) -> None:
 )
 def _unchecked_files(patch: Patch) -> None:
     def decode(data: bytes, path: str) -> Any:
-        body = data[9:-1]
+        body = data.removesuffix(b"\n").rpartition(b"\n")[0]
         try:
             return orjson.loads(body)
         except ValueError:
