@@ -28,7 +28,10 @@ seeds_run = Seeds(
     everyday=100,
     per_test=20,
     one_in=10,
-    kept={320: "a reader of a log that waits, closed, for a disk with room"},
+    kept={
+        320: "a reader of a log that waits, closed, for a disk with room",
+        21248: "the last replica serves on over damage when more of it would rot",
+    },
 )
 pytest_generate_tests = seeds_run.parametrize
 

@@ -104,9 +104,10 @@ class Rotting:
     def rot(self, *, everywhere: bool = False) -> str:
         """A bit of a batch that was proven durable flips, or of a file; "" where there is none.
 
-        Without ``everywhere`` it is always one of a record.
+        Without ``everywhere`` it is always one of a record. A replica rots once until it is mended:
+        only the last rot is undone for the judges, and the last replica serves on with an earlier.
         """
-        if any(path.endswith((SWAP, CLEANED_SUFFIX)) for path in self.disk.live):
+        if self.damaged or any(path.endswith((SWAP, CLEANED_SUFFIX)) for path in self.disk.live):
             return ""  # some of these files are about to go
         if everywhere and self.rng.random() < 0.25:
             return self._rot_needed()
