@@ -365,7 +365,7 @@ class ActiveController(MetadataPublisher):
         """Decide on the newest image, append, and return the answer when it is committed (rule M3).
 
         No await separates reading the image from appending. A decision without records, including a
-        refusal, may rest on batches in flight, so it is answered when those are committed.
+        refusal, is answered once an empty batch behind it is committed.
         """
         speculation = self.speculation
         if speculation is None:
@@ -379,33 +379,31 @@ class ActiveController(MetadataPublisher):
         try:
             records, answer = self._core.decide(speculation.image, command, levels)
         except KafkaError:
-            await self._commit_of_newest(speculation)
+            await self._prove_newest(speculation)
             raise
         if not records:
-            await self._commit_of_newest(speculation)
+            await self._prove_newest(speculation)
             return answer
         batches = speculation.append(records, Urgency.CHANGE)
         await asyncio.wait([batch.future for batch in batches])
         check_committed(batches)
         return answer
 
-    async def _commit_of_newest(self, speculation: Speculation) -> None:
-        """Wait until the batches under a decision without records are committed, in this term.
+    async def _prove_newest(self, speculation: Speculation) -> None:
+        """Append an empty batch at the end of the image; return once it is accepted.
 
-        With nothing in flight an empty batch is appended: a controller that was deposed without
-        knowing it must return nothing, not even a refusal (invariant R14).
+        That proves two things about a decision without records: the batches in flight under it were
+        accepted, and this term had not ended when it was made. A controller that was deposed
+        without knowing it must return nothing, not even a refusal (invariant R14); batches that
+        were in flight before may have been committed before it was deposed.
         """
-        if speculation.in_flight:
-            newest = speculation.in_flight[-1].future
-            await asyncio.wait([newest])
-            is_sure = failure(newest) is None
-        else:
-            term = speculation.term
-            newest = self._quorum.submit(encode_batch(-1, term, ()), term)
-            await asyncio.wait([newest])
-            is_sure = not newest.cancelled() and newest.exception() is None
-        if not is_sure:
-            raise self._not_controller()
+        at, term = speculation.image.next_offset, speculation.term
+        proof = self._quorum.submit(encode_batch(at, term, ()), term)
+        await asyncio.wait([proof])
+        refusal = failure(proof)
+        if refusal is not None:
+            is_full = refusal.code is ErrorCode.QUEUE_FULL
+            raise refusal if is_full else self._not_controller()
 
     async def _wait_for_partitions(self, topic_id: TopicId) -> TopicImage:
         """Return the topic once all its partitions are recorded.

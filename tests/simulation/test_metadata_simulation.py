@@ -47,6 +47,7 @@ KEPT = {
     10160: "a broker is fenced while its heartbeat waits to be read (C5)",
     14066: "the same, and the tick was late by less than a stall (C5)",
     18127: "partitions added to a deleted topic come to the new one of its name (C13)",
+    33299: "a deposed controller answers from what was in flight before it was asked (R14)",
     11008: "a config sent to a deleted topic comes to the new one of its name (P5)",
 }
 

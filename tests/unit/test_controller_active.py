@@ -186,6 +186,36 @@ async def test_invariant_r14_what_changes_nothing_is_answered_in_its_reign_only(
     assert (await refusal(taken)).code is ErrorCode.NOT_CONTROLLER
 
 
+async def test_invariant_r14_a_batch_committed_before_the_reign_ended_proves_nothing_after_it() -> (
+    None
+):
+    """Metadata simulation, seed 33299: in flight before the request, heard of after it."""
+    cluster = await Cluster().start()
+    first = cluster.create(1)
+    await turn()
+    cluster.raft.append(cluster.lead)
+    cluster.raft.commit()
+    cluster.raft.elect(cluster.second, 0)
+    await cluster.raft.settle(2, [cluster.second, cluster.third])
+    delete = cluster.ask(cluster.second.controller.execute(DeleteTopic(name=TopicName("t1"))))
+    await turn()
+    await cluster.raft.settle(3, [cluster.second, cluster.third])
+    assert delete.done()
+    repeat = cluster.create(1)
+    taken = cluster.ask(cluster.lead.controller.execute(creation(1, validate_only=True)))
+    await turn()
+    cluster.raft.apply(cluster.lead, 1)
+    await turn()
+    assert first.done()
+    assert cluster.lead.controller.is_active, "it believes"
+    assert not repeat.done()
+    assert not taken.done()
+    cluster.raft.apply(cluster.lead)
+    await turn()
+    assert (await refusal(repeat)).code is ErrorCode.NOT_CONTROLLER
+    assert (await refusal(taken)).code is ErrorCode.NOT_CONTROLLER
+
+
 async def test_rule_m2_a_refused_batch_stops_all_that_was_decided_on_it() -> None:
     cluster = await Cluster().start()
     first, second = cluster.create(1), cluster.create(2)
