@@ -20,6 +20,7 @@ from chaos.checkers.records import (
     check_repeats,
     readers_for,
 )
+from chaos.checkers.verdict import shown
 from chaos.history import (
     Acknowledgement,
     Fault,
@@ -104,6 +105,13 @@ def test_present_guilty_of_another_key() -> None:
 
 def test_present_guilty_when_only_the_writing_broker_was_asked() -> None:
     assert not check_present(INNOCENT, [reading(INNOCENT_LOG, broker=1)]).passed
+
+
+def test_present_names_records_that_only_the_writing_broker_served_first() -> None:
+    both = history(ack((0, 0, 0), broker=2), ack((2, 0, 2), broker=1), ack((1, 0, 1), broker=1))
+    found = check_present(both, [reading({0: []}, broker=2)])
+    assert found.examples[0].startswith("1 records were read by no other broker")
+    assert len(found.examples) == 3
 
 
 def test_present_guilty_when_one_of_two_readers_lost_a_record() -> None:
@@ -300,6 +308,27 @@ def test_metadata_gap_counts_from_a_write_answered_in_the_millisecond_of_the_fau
     found = check_metadata_gap(history(write(KILL.at_ms), write(700)), KILL, None, 1000)
     assert (found.passed, found.figures.startswith("longest gap")) == (True, True)
     assert f"{(700 - KILL.at_ms) / 1000:.2f} s, limit" in found.figures
+
+
+def test_metadata_gap_guilty_when_the_only_write_is_of_the_millisecond_of_the_fault() -> None:
+    found = check_metadata_gap(history(write(KILL.at_ms)), KILL, None, 1000)
+    assert found.examples == ("1 metadata writes before the fault, 0 after it",)
+
+
+def test_metadata_gap_is_told_in_seconds() -> None:
+    late = history(write(KILL.at_ms), write(KILL.at_ms + 90_000))
+    found = check_metadata_gap(late, KILL, None, 1000)
+    assert found.figures.startswith("longest gap between metadata writes 90.00 s, limit 1 s;")
+
+
+def test_produce_gap_as_long_as_the_limit_is_innocent() -> None:
+    late = history(ack((0, 0, 0), at=KILL.at_ms), ack((1, 0, 1), at=KILL.at_ms + 700, due=0))
+    assert check_produce_gap(late, KILL, None, 700).passed
+    assert not check_produce_gap(late, KILL, None, 699).passed
+
+
+def test_a_shown_text_is_as_wide_as_it_may_be() -> None:
+    assert (shown(b"x" * 60), shown(b"x" * 61)) == ("x" * 60, "x" * 59 + "…")
 
 
 def test_metadata_gap_guilty_of_absence_and_failures_do_not_count() -> None:

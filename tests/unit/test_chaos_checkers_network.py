@@ -192,11 +192,13 @@ def test_back_to_normal_innocent_and_guilty() -> None:
     innocent = check_back_to_normal("cut", 900, 1000, "whole")
     assert (innocent.passed, innocent.figures) == (True, "whole after 0.9 s, limit 1 s")
     assert not check_back_to_normal("cut", 1100, 1000, "whole").passed
+    assert check_back_to_normal("cut", 50_000, 1000, "whole").examples == ("whole after 50.0 s",)
     assert not check_back_to_normal("cut", None, 1000, "whole").passed
 
 
 def test_stepped_down_innocent_and_guilty() -> None:
     assert check_stepped_down(900, 1000).passed
+    assert check_stepped_down(90_000, 90_000).figures == "after 90.00 s, limit 90 s"
     assert not check_stepped_down(1100, 1000).passed
     assert not check_stepped_down(None, 1000).passed
 

@@ -72,6 +72,7 @@ def test_one_owner_guilty_of_giving_a_record_to_one_member_twice() -> None:
 
 def test_taken_over_guilty_of_nobody_too_late_and_never_owned() -> None:
     assert check_taken_over(INNOCENT, "a", 0, 150, 750).passed
+    assert check_taken_over(INNOCENT, "a", 0, 150, 90_000).figures.endswith("limit 90 s")
     assert check_taken_over(INNOCENT, "a", 0, 150, 749).examples == ("750 ms",)
     nobody = check_taken_over({"a": given(100, 0, 0), "b": []}, "a", 0, 150, 700)
     assert nobody.examples == ("a was not taken over from partition 0",)

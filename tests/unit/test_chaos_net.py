@@ -77,6 +77,7 @@ def test_swallowed_bytes_are_those_that_came_and_did_not_go() -> None:
     now = {PEER: Traffic(requests_read=30, requests_passed=20, answers_read=5, answers_passed=5)}
     assert swallowed_since(before, now) == {PEER: 10}
     assert swallowed_since(now, now) == {}
+    assert swallowed_since({}, {PEER: Traffic(answers_read=1)}) == {PEER: 1}
 
 
 CONFIG = """# Written by `quorumlog up`.

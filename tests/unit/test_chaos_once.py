@@ -63,3 +63,10 @@ def test_a_run_that_proves_little_or_sends_twice_is_red() -> None:
     assert not check_once(history(), served(0, 1), 0.1).passed, "a quarter is unknown"
     assert not check_once(history(0), served(), 0.9).passed, "nothing was acknowledged"
     assert not check_once(history(again=True), served(0, 1), 0.9).passed, "not this workload"
+
+
+def test_the_figures_count_what_was_found_of_each_outcome() -> None:
+    figures = check_once(history(), served(0, 1, 2), 0.5).figures
+    assert figures == (
+        "2 acknowledged, 0 lost, 0 repeated; 1 unknown, 1 of them there; 1 refused, 0 of them there"
+    )

@@ -256,6 +256,14 @@ async def test_rule_m2_a_barrier_that_is_refused_proves_nothing() -> None:
     assert cluster.lead.controller.is_active
 
 
+async def test_a_decision_is_split_by_the_bytes_of_a_batch() -> None:
+    cluster = await Cluster(batch_bytes_max=1_000).start()
+    await cluster.answered(cluster.lead.controller.execute(creation(1, partitions_count=20)))
+    sizes = [len(entry.payload or b"") for entry in cluster.raft.log]
+    assert max(sizes) < 1_200
+    assert sum(sizes) > 2_000
+
+
 async def test_a_full_queue_refuses_commands_and_keeps_the_reign() -> None:
     cluster = await Cluster().start()
     cluster.lead.refuse = True

@@ -17,11 +17,12 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
 )
 from raft_metadata.controller.cluster_control import (
+    PRODUCER_IDS_PER_BLOCK,
     ShutdownProgress,
     decide_unfence,
     shutdown_progress,
 )
-from raft_metadata.records.commands import BrokerHeartbeat
+from raft_metadata.records.commands import AllocateProducerIds, BrokerHeartbeat
 from raft_metadata.records.records import (
     BrokerRegistrationChangeRecord,
     BrokerState,
@@ -408,6 +409,24 @@ def test_rule_r11_a_leader_that_wants_to_stop_leads_partitions_and_waits_for_non
     leader = world.partition().leader
     progress = shutdown_progress(world.image, leader, world.config.defaults)
     assert progress == ShutdownProgress(1, 0, "t-0: no other replica in sync")
+
+
+def test_rule_r11_a_replica_that_min_isr_needs_is_waited_for() -> None:
+    world = running()
+    world.alter((B1, B2))
+    progress = shutdown_progress(world.image, B2, world.config.defaults)
+    assert progress == ShutdownProgress(0, 1, "t-0: min ISR 2 needs it")
+
+
+def test_producer_ids_are_given_to_the_present_registration_only() -> None:
+    world = running()
+    stale = AllocateProducerIds(broker_id=B1, broker_epoch=BrokerEpoch(0))
+    with pytest.raises(KafkaError) as refused:
+        world.ask(stale)
+    assert refused.value.code is ErrorCode.STALE_BROKER_EPOCH
+    present = replace(stale, broker_epoch=world.image.brokers[B1].broker_epoch)
+    first = world.ask(present).first_producer_id
+    assert world.ask(present).first_producer_id == first + PRODUCER_IDS_PER_BLOCK
 
 
 def test_rule_r11_a_new_term_asks_every_broker_again() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
-from raft_metadata.controller.drain_control import DrainMoves, drained_target
+from raft_metadata.controller.drain_control import PAUSE_MS, DrainMoves, drained_target
 from raft_metadata.records.commands import CreateTopic, DrainBroker
 from raft_metadata.records.records import BrokerState, DrainScope, PartitionChangeRecord
 from tests.support.doors.controller import partitions_being_drained, replicas_counted
@@ -68,6 +69,26 @@ def test_nothing_moves_where_no_broker_is_free() -> None:
     world = running(brokers=(B1, B2, B3))
     world.drain(B1, REPLICAS)
     assert moves_of(world) == ()
+
+
+def test_a_drain_that_found_nothing_to_move_looks_again_after_a_pause() -> None:
+    world = running()
+    world.append(world.core.decide(world.image, DrainBroker(broker_id=B1, scope=REPLICAS))[0])
+    full, defaults = world.image, world.config.defaults
+    without_b4 = replace(full, brokers={b: full.brokers[b] for b in (B1, B2, B3)})
+    drains = DrainMoves(100)
+    drains.begin(full)
+    assert drains.moves(without_b4, 0, defaults) == ()
+    assert drains.moves(full, PAUSE_MS - 1, defaults) == ()
+    assert len(drains.moves(full, PAUSE_MS, defaults)) == 3
+
+
+def test_replicas_are_counted_while_a_broker_is_drained_of_them() -> None:
+    world = running()
+    world.drain(B1, LEADERS)
+    assert replicas_counted(world.core) == {}
+    world.drain(B1, REPLICAS)
+    assert replicas_counted(world.core) == {B1: 3, B2: 3, B3: 3}
 
 
 def test_a_topic_that_is_being_created_moves_when_it_is_complete() -> None:

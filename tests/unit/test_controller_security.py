@@ -221,6 +221,23 @@ def test_there_is_one_cluster_to_rule_over(world: World) -> None:
     assert took(world, AlterAcls(add=(rule,))) == 1
 
 
+@pytest.mark.parametrize("length", [1, security_control.NAME_CHARS_MAX])
+def test_a_resource_name_of_the_least_and_greatest_length_is_taken(
+    world: World, length: int
+) -> None:
+    assert took(world, AlterAcls(add=(replace(ACL, resource_name="n" * length),))) == 1
+
+
+@pytest.mark.parametrize(("count", "named"), [(5, "t-0, t-1, t-2, t-3, t-4)"), (6, "t-4, …)")])
+def test_a_refusal_to_unregister_names_five_partitions(
+    world: World, count: int, named: str
+) -> None:
+    world.create(assignments=dict.fromkeys(range(count), (1, 2)))
+    message = refusal(world, UnregisterBroker(broker_id=B1)).message
+    assert named in message
+    assert f"broker 1 holds {count} replicas (t-0," in message
+
+
 def test_access_rules_have_limits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     many = ("x" * 22,) * (security_control.ACL_CHANGES_MAX + 1)
     assert refusal(world, AlterAcls(remove=many)).code is ErrorCode.INVALID_REQUEST

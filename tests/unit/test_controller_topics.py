@@ -72,6 +72,13 @@ def test_a_valid_name_is_taken(world: World, name: str) -> None:
     assert world.image.topic(TopicName(name)) is not None
 
 
+def test_an_invalid_topic_id_is_quoted_up_to_40_characters(world: World) -> None:
+    command = CreateTopic(name=TopicName("t"), topic_id=TopicId("?" * 50))
+    with pytest.raises(KafkaError) as refused:
+        world.core.decide(world.image, command)
+    assert refused.value.message == f"topic id '{'?' * 40}' is not 22 characters of base64"
+
+
 def test_an_id_is_22_characters(world: World) -> None:
     command = CreateTopic(name=TopicName("t"), topic_id=TopicId("../../etc/passwd"))
     with pytest.raises(KafkaError):
@@ -233,6 +240,11 @@ def test_every_partition_spans_as_many_racks_as_it_can() -> None:
             ):
                 assert len(set(replicas)) == factor
                 assert len({where[replica] for replica in replicas}) == min(factor, 3)
+
+
+def test_replicas_follow_their_leader_around_the_ring_and_the_shift_grows_by_round() -> None:
+    placed = place(racks(*[None] * 4), partitions=range(5), replication_factor=3, start=0)
+    assert list(placed) == [(1, 2, 3), (2, 3, 4), (3, 4, 1), (4, 1, 2), (1, 3, 4)]
 
 
 def test_the_same_start_goes_on_with_the_same_stripe() -> None:

@@ -16,6 +16,7 @@ from broker.coordinator.group_messages import (
 )
 from broker.coordinator.group_state import EVERY_GROUP
 from broker.coordinator.rebalance import (
+    PATTERN_CHARS_MAX,
     assign_ranges,
     compiled_pattern,
     drop_deleted_topics,
@@ -315,6 +316,39 @@ def test_a_start_that_no_instance_reads_is_dropped_with_the_subscription() -> No
     assert world.group.starts.keys() == {place(number) for number in range(4)}
     instances.unsubscribe(world.state, world.key("a"), world.topics)
     assert world.group.starts == {}, "a later reader resolves its own"
+
+
+def test_a_new_subscription_reads_from_the_last_commit() -> None:
+    world = GroupWorld()
+    world.join("a", BY_HAND)
+    world.read("a")
+    assert world.position("a", 0) == 10
+    instances.unsubscribe(world.state, world.key("a"), world.topics)
+    world.subscribe("a")
+    assert world.position("a", 0) == 0
+
+
+def test_an_overdue_revocation_is_counted_from_when_it_began() -> None:
+    world = GroupWorld()
+    world.state.judge_ms = 100_000
+    world.join("a", BY_HAND)
+    world.read("a")
+    world.join("b", BY_HAND)
+    for name, freed in (("first", set()), ("last", {2, 3})):
+        world.pass_time(30_000 if name == "first" else 1)
+        assert world.owned("b") == freed, name
+
+
+def test_an_assignment_and_a_pattern_may_be_as_long_as_the_limit_says() -> None:
+    world = GroupWorld(partitions=instances.NAMES_PER_SUBSCRIPTION_MAX + 1)
+    world.create("a")
+    key, most = world.key("a"), [place(at) for at in range(world.topics[T].partitions_count)]
+    instances.check_assignment(world.state, key, tuple(most[:-1]), world.topics)
+    with pytest.raises(KafkaError, match="partitions in one assignment"):
+        instances.check_assignment(world.state, key, tuple(most), world.topics)
+    assert compiled_pattern("x" * PATTERN_CHARS_MAX)
+    with refused(ErrorCode.INVALID_REQUEST):
+        compiled_pattern("x" * (PATTERN_CHARS_MAX + 1))
 
 
 def test_the_topics_of_an_instance_are_those_named_or_those_that_match_now() -> None:

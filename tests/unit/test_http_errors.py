@@ -19,7 +19,9 @@ from http_api.contract.errors import (
     record_error_code,
     record_error_name,
 )
+from http_api.contract.idempotence import claim_headers, claim_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import Claim
 
 
 def test_every_error_code_is_mapped() -> None:
@@ -29,6 +31,16 @@ def test_every_error_code_is_mapped() -> None:
 def test_a_refusal_reads_as_its_message() -> None:
     refusal = RestError(422, RestCode.BAD_REQUEST, "no such field")
     assert (str(refusal), refusal.message) == ("no such field", "no such field")
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.0", "99999999999999999999"])
+def test_a_claim_is_three_integers_within_their_limits(value: str) -> None:
+    headers = claim_headers(Claim(7, 0, 3))
+    assert claim_of(headers) == Claim(7, 0, 3)
+    assert claim_of({}) is None
+    for name in headers:
+        with pytest.raises(RestError, match=f"Header '{name}' is '{value}': expected an integer"):
+            claim_of({**headers, name: value})
 
 
 def test_every_error_code_is_mapped_once() -> None:

@@ -34,6 +34,7 @@ from http_api.contract.media_types import (
         ("Application/X-NDJSON; charset=utf-8", NDJSON),
         (f"{NDJSON}, */*", NDJSON),
         (f"*/*, {NDJSON}", NDJSON),
+        (f"application/*, {NDJSON}", NDJSON),
         (f"{V2_BINARY};q=0.5, {LINES};q=0.9", LINES),
         (f"{V2_BINARY};q=0.9, {NDJSON};q=0.9", V2_BINARY),
         (f"text/html, {V2_BINARY};q=0.1", V2_BINARY),

@@ -42,6 +42,13 @@ def test_a_refusal_of_an_unknown_topic_quotes_the_front_of_its_name() -> None:
     assert refused.value.message == f"topic {'n' * 260} does not exist"
 
 
+def test_a_topic_without_partitions_has_one_replica_of_each_to_come() -> None:
+    machine = MetadataStateMachine()
+    machine.apply(1, 3, batch(0, 3, 0))
+    topic = find_topic(machine.image, TopicName("t0"))
+    assert (topic.partitions, topic.replication_factor) == ((), 1)
+
+
 def test_a_partition_index_below_0_is_unknown() -> None:
     image = filled(1).image
     assert image.partition(topic_id(0), PartitionId(-1)) is None

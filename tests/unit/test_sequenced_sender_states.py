@@ -59,6 +59,22 @@ def test_an_attempt_is_answered_once_and_made_once_at_a_time() -> None:
         assert ended is (event in {BatchEvent.REFUSED, BatchEvent.UNKNOWN})
 
 
+def test_only_a_batch_that_waits_to_be_sent_again_has_failed() -> None:
+    sender = SequencedSender(7)
+    assert not sender.has_failed
+    for _ in range(2):
+        sender.add(PendingProduce(b"1", 1, (), 10, lambda *_: None))
+    first = sender.due()
+    assert first is not None
+    assert not sender.has_failed, "it is under way"
+    sender.failed(first, UNKNOWN)
+    assert sender.has_failed
+    assert sender.due() is first
+    assert not sender.has_failed
+    sender.succeeded(first, 0)
+    assert not sender.has_failed
+
+
 ANSWERS = st.sampled_from(["written", REFUSED, UNKNOWN, TOO_LARGE])
 
 

@@ -74,6 +74,7 @@ def test_invariant_r11_a_snapshot_and_what_follows_lead_where_the_whole_log_lead
 
 
 def test_the_hash_before_the_first_batch_is_of_offset_0() -> None:
+    assert HashChain().at(0) == StateHash(index=0, next_offset=MetadataOffset(0), value="0" * 32)
     assert HashChain().at(9) == StateHash(index=9, next_offset=MetadataOffset(0), value="0" * 32)
 
 
