@@ -54,8 +54,9 @@ from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from broker.server.local_partitions import GatheredProduce
     from raft_metadata.common.errors import KafkaError
 
 HERE, THERE = BrokerId(1), BrokerId(2)
@@ -73,15 +74,15 @@ class Log:
     def __init__(self) -> None:
         self._end = 0
 
-    def append_directly(
-        self, request: Append, done: Callable[[int, KafkaError | None], None]
-    ) -> None:
+    def append_directly(self, request: Append, waiting: Sequence[GatheredProduce]) -> None:
         base, self._end = self._end, self._end + len(request.records)
-        asyncio.get_running_loop().call_soon(done, base, None)
+        for first, answered in waiting:
+            number = request.partition.partition
+            asyncio.get_running_loop().call_soon(answered, number, base + first, None)
 
     async def append(self, request: Append) -> int:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.append_directly(request, lambda base, _: future.set_result(base))
+        self.append_directly(request, [(0, lambda _, base, __: future.set_result(base))])
         return await future
 
 

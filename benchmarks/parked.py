@@ -168,7 +168,7 @@ async def _fetches(leader: _Leader) -> Row:
         await asyncio.sleep(0)
         held = (tracemalloc.get_traced_memory()[0] - before) / FETCHES
         tracemalloc.stop()
-        leader.local.append_directly(_append(), lambda *_: None)
+        leader.local.append_directly(_append(), [(0, lambda *_: None)])
         stalls, began = _Stalls(), time.monotonic()
         await leader.follower_has_all()
     return _row(f"{FETCHES:,} parked fetches woken by one record", held, began, stalls)
@@ -178,7 +178,7 @@ async def _produces(leader: _Leader) -> Row:
     left = PRODUCES
     over = asyncio.get_running_loop().create_future()
 
-    def answered(_base: int, error: KafkaError | None) -> None:
+    def answered(_: PartitionId, _base: int, error: KafkaError | None) -> None:
         nonlocal left
         left -= 1
         assert error is None
@@ -189,7 +189,7 @@ async def _produces(leader: _Leader) -> Row:
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for append in appends:
-        leader.local.append_directly(append, answered)
+        leader.local.append_directly(append, [(0, answered)])
     held = (tracemalloc.get_traced_memory()[0] - before) / PRODUCES
     tracemalloc.stop()
     stalls, began = _Stalls(), time.monotonic()

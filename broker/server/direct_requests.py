@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -28,14 +29,12 @@ from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.record.lines import ProduceRecord
-    from broker.server.local_partitions import GatheredProduce
+    from broker.server.local_partitions import Answered, GatheredProduce
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.requests import DirectProduce, FetchResult
     from broker.server.topics import LiveConfigs
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
-
-Answered = Callable[[PartitionId, int, KafkaError | None], None]
 
 _log = logging.getLogger("broker.server")
 
@@ -49,15 +48,13 @@ GATHERED_BYTES_MAX: Final = 64 << 10
 cleaned as a whole, and larger ones save nothing."""
 
 
+@dataclass(slots=True)
 class _Gathered:
     """Records in order, and the requests to which they belong."""
 
-    __slots__ = ("body_bytes", "records", "waiting")
-
-    def __init__(self) -> None:
-        self.records: list[ProduceRecord] = []
-        self.waiting: list[GatheredProduce] = []
-        self.body_bytes = 0
+    records: list[ProduceRecord] = field(default_factory=list)
+    waiting: list[GatheredProduce] = field(default_factory=list)
+    body_bytes: int = 0
 
 
 class GatheredAppends:
@@ -75,7 +72,7 @@ class GatheredAppends:
         batch_key: AppendBatchKey,
         records: Sequence[ProduceRecord],
         body_bytes: int,
-        answered: Callable[[PartitionId, int, KafkaError | None], None],
+        answered: Answered,
     ) -> None:
         """Append these bare records in this turn; call ``answered(partition, base, error)`` once.
 
@@ -100,8 +97,16 @@ class GatheredAppends:
             self._write(batch_key, each)
 
     def _write(self, batch_key: AppendBatchKey, gathered: _Gathered) -> None:
+        append = Append(
+            partition=batch_key.place,
+            records=gathered.records,
+            key_format=batch_key.stored_as,
+            value_format=batch_key.stored_as,
+            acks=batch_key.acks,
+            timeout_ms=batch_key.timeout_ms,
+        )
         try:
-            self._local.append_together(batch_key, gathered.records, gathered.waiting)
+            self._local.append_directly(append, gathered.waiting)
         except KafkaError as error:
             self._refuse(batch_key, gathered, error)
         except Exception as error:  # noqa: BLE001 a bug: each request is answered
@@ -160,29 +165,30 @@ class DirectRequests:
             return False
         if route.is_compacted and any(is_keyless(record) for record in request.records):
             return False
-        if route.limits_times and not are_bare(request.records):
+        is_bare = are_bare(request.records)
+        if route.limits_times and not is_bare:
             return False
         place = route.place
         timeout_ms = max(1, min(request.timeout_ms, self._longest_ms))
+        if route.is_led_here and is_bare and body_bytes < GATHERED_BYTES_MAX:
+            batch_key = AppendBatchKey(place, request.stored_as, request.acks, timeout_ms)
+            self._gathered.add(batch_key, request.records, body_bytes, answered)
+            return True
+        append = Append(
+            partition=place,
+            records=request.records,
+            key_format=request.stored_as,
+            value_format=request.stored_as,
+            acks=request.acks,
+            timeout_ms=timeout_ms,
+        )
         if not route.is_led_here:
-            append = Append(
-                partition=place,
-                records=request.records,
-                key_format=request.stored_as,
-                value_format=request.stored_as,
-                acks=request.acks,
-                timeout_ms=timeout_ms,
-            )
             answered_forward = partial(
                 self._answers.call, _tell_forwarded, answered, place.partition
             )
             return self._forwarded.take(append, answered_forward, records_text(request))
-        batch_key = AppendBatchKey(place, request.stored_as, request.acks, timeout_ms)
-        if body_bytes < GATHERED_BYTES_MAX and are_bare(request.records):
-            self._gathered.add(batch_key, request.records, body_bytes, answered)
-            return True
         try:
-            self._local.append_together(batch_key, request.records, [(0, answered)])
+            self._local.append_directly(append, [(0, answered)])
         except KafkaError as error:
             if error.outcome is Outcome.NOT_WRITTEN:
                 return False  # `BrokerApis.produce` tries again, and reports a lasting refusal

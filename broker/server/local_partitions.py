@@ -11,7 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from broker.log.log_reader import TimeSearch, warm
@@ -26,6 +25,7 @@ from broker.server.requests import (
     PartitionProgress,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import PartitionId
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import BrokerId, Claim, LeaderEpoch, PartitionId, TopicIdPartition
+    from raft_metadata.common.ids import BrokerId, Claim, LeaderEpoch, TopicIdPartition
 
 
 LOOKUPS_MAX = 100
@@ -286,9 +286,10 @@ class AppendBatchKey(NamedTuple):
     timeout_ms: int
 
 
-GatheredProduce = tuple[int, "Callable[[PartitionId, int, KafkaError | None], None]"]
-"""A request in a batch: the number of records before its own, and the function that takes its
-(partition, base offset, error)."""
+Answered = Callable[[PartitionId, int, KafkaError | None], None]
+"""The function that takes the answer to a produce: (partition, base offset, error)."""
+GatheredProduce = tuple[int, Answered]
+"""A request in a batch: the number of records before its own, and its function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,7 +370,7 @@ class LocalPartitions:
         """Append, wait as ``acks`` requires, and return the base offset; -1 for acks=0."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        def done(base: int, error: KafkaError | None) -> None:
+        def answered(_: PartitionId, base: int, error: KafkaError | None) -> None:
             if future.done():
                 return
             if error is None:
@@ -377,28 +378,30 @@ class LocalPartitions:
             else:
                 future.set_exception(error)
 
-        self.append_directly(request, done)
+        self.append_directly(request, [(0, answered)])
         return await future
 
-    def append_directly(
-        self, request: Append, done: Callable[[int, KafkaError | None], None]
-    ) -> None:
-        """Append without a task; call ``done(base offset, error)`` once, perhaps at once.
+    def append_directly(self, request: Append, waiting: Sequence[GatheredProduce]) -> None:
+        """Append the records of one or several requests as one batch, without a task.
 
-        ``done`` must not raise, nor call this object: it is called where a high watermark moves.
+        Each function in ``waiting`` is called once, perhaps at once, with its own base offset. It
+        must not raise, nor call this object: it is called where a high watermark moves. Only a
+        single request may have a claim.
 
         Raises:
-            KafkaError: the records were refused or could not be written; ``done`` is not called.
+            KafkaError: the records were refused or could not be written; no function is called.
         """
         replica, _ = self.leading(request.partition)
         if request.claim is not None:
             found = self._find_repeat(replica, request, request.claim)
             if found is not None:
-                self._answer_repeat(replica, found, request, done)
+                self._answer_repeat(replica, found, request, waiting)
                 return
             if request.refused is not None:
                 raise self._certain_refusal(request.refused)
-        role = self._check_may_append(replica, request.acks, 1)
+        role = replica.partition.check_may_append(all_replicas=request.acks == ACKS_ALL)
+        if self.parked_produces + len(waiting) > self._config.limits.max_parked_produces:
+            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_produces is reached")
         info = replica.log.append_as_leader(
             request.records,
             key_format=request.key_format,
@@ -409,80 +412,43 @@ class LocalPartitions:
         )
         base, last = info.base_offset, info.last_offset
         self._manager.appended(replica, base, last + 1, info.raw)
-        if not _awaits_replicas(replica, request.acks):
-            done(-1 if request.acks == ACKS_NONE else base, None)
-            return
-        tell = partial(self._answers.call, done, base)
-        self._delay_answer(replica, (role.epoch, base, last), request, 1, tell)
+        if _awaits_replicas(replica, request.acks):
+            self._delay_answers(replica, (role.epoch, base, last), request, waiting)
+        else:
+            self._answer_now(request, waiting, base)
 
-    def append_together(
-        self,
-        batch_key: AppendBatchKey,
-        records: Sequence[ProduceRecord],
-        waiting: Sequence[GatheredProduce],
-    ) -> None:
-        """Append the records of several requests as one batch; answer each with its own offset.
+    def _answer_now(self, request: Append, waiting: Sequence[GatheredProduce], base: int) -> None:
+        for first, answered in waiting:
+            at = -1 if request.acks == ACKS_NONE else base + first
+            self._answers.call(answered, request.partition.partition, at, None)
 
-        The requests' functions are called as `append_directly` calls ``done``.
-
-        Raises:
-            KafkaError: all were refused, or could not be written; no function is called.
-        """
-        replica, _ = self.leading(batch_key.place)
-        role = self._check_may_append(replica, batch_key.acks, len(waiting))
-        info = replica.log.append_as_leader(
-            records,
-            key_format=batch_key.stored_as,
-            value_format=batch_key.stored_as,
-            leader_epoch=role.epoch,
-            now_ms=self._clock.wall_ms(),
-        )
-        number, base, last = batch_key.place.partition, info.base_offset, info.last_offset
-        self._manager.appended(replica, base, last + 1, info.raw)
-        if not _awaits_replicas(replica, batch_key.acks):
-            for first, answered in waiting:
-                at = -1 if batch_key.acks == ACKS_NONE else base + first
-                self._answers.call(answered, number, at, None)
-            return
-
-        def tell(error: KafkaError | None) -> None:
-            for first, answered in waiting:
-                self._answers.call(answered, number, base + first, error)
-
-        self._delay_answer(replica, (role.epoch, base, last), batch_key, len(waiting), tell)
-
-    def _check_may_append(self, replica: Replica, acks: int, requests: int) -> LeaderState:
-        role = replica.partition.check_may_append(all_replicas=acks == ACKS_ALL)
-        if self.parked_produces + requests > self._config.limits.max_parked_produces:
-            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_produces is reached")
-        return role
-
-    def _delay_answer(
+    def _delay_answers(
         self,
         replica: Replica,
         entry: tuple[int, int, int],
-        asked: Append | AppendBatchKey,
-        requests: int,
-        tell: Callable[[KafkaError | None], None],
+        request: Append,
+        waiting: Sequence[GatheredProduce],
     ) -> None:
-        """Delay the answer of `requests` requests until the outcome of an entry is known.
+        """Delay the answers until the outcome of an entry is known.
 
         ``entry``: leader epoch, first and last offset.
         """
+        epoch, base, last = entry
+        number = request.partition.partition  # the records are not kept for the answers
 
         def resolved(append_outcome: AppendOutcome) -> None:
-            self.parked_produces -= requests
-            tell(
-                None
-                if append_outcome is AppendOutcome.OK
-                else self._error_of_outcome(replica, append_outcome)
-            )
+            self.parked_produces -= len(waiting)
+            error = None
+            if append_outcome is not AppendOutcome.OK:
+                error = self._error_of_outcome(replica, append_outcome)
+            for first, answered in waiting:
+                self._answers.call(answered, number, base + first, error)
 
-        deadline_ms = self._clock.monotonic_ms() + asked.timeout_ms
-        self.parked_produces += requests
-        all_replicas = asked.acks == ACKS_ALL
+        deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
+        self.parked_produces += len(waiting)
+        all_replicas = request.acks == ACKS_ALL
         self._manager.add_delayed_produce(
-            replica, DelayedProduce(*entry, all_replicas, deadline_ms, resolved)
+            replica, DelayedProduce(epoch, base, last, all_replicas, deadline_ms, resolved)
         )
 
     def _find_repeat(
@@ -511,18 +477,18 @@ class LocalPartitions:
         replica: Replica,
         found: RememberedBatch,
         request: Append,
-        done: Callable[[int, KafkaError | None], None],
+        waiting: Sequence[GatheredProduce],
     ) -> None:
         """Answer a repeat as the first append: not before it is certain to stay (rule R5)."""
         base, last = found.first_offset, found.last_offset
         if not _awaits_replicas(replica, request.acks) or last < replica.partition.high_watermark:
-            done(-1 if request.acks == ACKS_NONE else base, None)
+            self._answer_now(request, waiting, base)
             return
         if self.parked_produces >= self._config.limits.max_parked_produces:
             text = "written, and max_parked_produces is reached: its replication is not awaited"
             raise KafkaError(ErrorCode.QUEUE_FULL, text, outcome=Outcome.UNKNOWN)
         entry = (replica.log.epoch_at(last), base, last)
-        self._delay_answer(replica, entry, request, 1, partial(self._answers.call, done, base))
+        self._delay_answers(replica, entry, request, waiting)
 
     def _error_of_outcome(self, replica: Replica, append_outcome: AppendOutcome) -> KafkaError:
         if append_outcome is AppendOutcome.NOT_WRITTEN:

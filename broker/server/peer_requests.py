@@ -124,11 +124,11 @@ class PeerRequests:
         if kind != Kind.APPEND_CLAIMED:
             return False
 
-        def done(base_offset: int, error: KafkaError | None) -> None:
+        def appended(_: PartitionId, base_offset: int, error: KafkaError | None) -> None:
             answered(b"" if error else join_body({"base_offset": base_offset}), error)
 
         request = decode_append(kind, *split_body(body))
-        self._local.append_directly(request, done)
+        self._local.append_directly(request, [(0, appended)])
         return True
 
     async def _append(self, kind: int, head: dict[str, Any], payload: bytes) -> bytes:
