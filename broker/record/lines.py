@@ -10,7 +10,7 @@ functions run on orjson (`broker.record.plain_lines`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import orjson
 
@@ -83,6 +83,8 @@ if HAS_MSGSPEC:
         one must be stored as null.
         """
 
+        is_bare: ClassVar[bool] = False
+        """True if all records of the body hold nothing but keys and values."""
         partition: int | None = None
         offset: int = -1
         timestamp: int | None = None
@@ -100,6 +102,8 @@ if HAS_MSGSPEC:
             body (which took longer than decoding it) nor record by record.
             """
 
+            is_bare: ClassVar[bool] = True
+
     else:
         _Nothing = Annotated[int, msgspec.Meta(gt=0, lt=0)]
 
@@ -108,6 +112,7 @@ if HAS_MSGSPEC:
         ):
             """The class of the same name above, with field types that match no JSON text."""
 
+            is_bare: ClassVar[bool] = True
             partition: _Nothing = None
             offset: _Nothing = -1
             timestamp: _Nothing = None
@@ -155,9 +160,6 @@ if HAS_MSGSPEC:
 elif not TYPE_CHECKING:
     from broker.record.plain_lines import PlainRecord as ProduceRecord
     from broker.record.plain_lines import decode_envelope, encode_lines
-
-    class BareRecord(ProduceRecord):
-        """A class without instances: without msgspec every record's fields are checked."""
 
     def make_raw(text):
         """Return JSON text in the type that a record holds its key, value and headers in."""
@@ -216,14 +218,9 @@ def decode_records(body: bytes) -> Sequence[ProduceRecord]:
     if not records:
         msg = "`records` is empty"
         raise UnprocessableRecordsError(msg)
-    if not are_bare(records) and any(name in body for name in _RARE):
+    if not records[0].is_bare and any(name in body for name in _RARE):
         _check_rare_fields(records)
     return records
-
-
-def are_bare(records: Sequence[ProduceRecord]) -> bool:
-    """Return True if these records, all of one body, hold nothing but keys and values."""
-    return type(records[0]) is BareRecord
 
 
 def check_formats(
@@ -290,7 +287,7 @@ def encode_batches(  # noqa: PLR0913 one argument a header field
     Raises:
         KafkaError: MESSAGE_TOO_LARGE, more than `BATCH_LINES_MAX` in one batch.
     """
-    if are_bare(records):
+    if records[0].is_bare:
         timed = False
         for offset, record in enumerate(records, base_offset):
             record.offset = offset

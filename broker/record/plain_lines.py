@@ -34,6 +34,7 @@ class PlainRecord:
     """A record with the fields of the msgspec struct `broker.record.lines.ProduceRecord`."""
 
     __slots__ = ("headers", "key", "offset", "partition", "timestamp", "value")
+    is_bare = False
 
     def __init__(
         self,

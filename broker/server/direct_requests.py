@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.record.batch import RecordFormat
-from broker.record.lines import are_bare, key_view
+from broker.record.lines import key_view
 from broker.record.values import partition_for_key
 from broker.server.forwarded_produce import ForwardedProduces, is_refused_for_producers
 from broker.server.local_partitions import Append, AppendBatchKey, LocalPartitions, TurnBudget
@@ -165,7 +165,7 @@ class DirectRequests:
             return False
         if route.is_compacted and any(is_keyless(record) for record in request.records):
             return False
-        is_bare = are_bare(request.records)
+        is_bare = request.records[0].is_bare
         if route.limits_times and not is_bare:
             return False
         place = route.place
@@ -227,7 +227,7 @@ class DirectRequests:
         if request.partition is not None:
             return request.partition
         count = topic.routed_count
-        if count == 1 and are_bare(request.records):
+        if count == 1 and request.records[0].is_bare:
             return PartitionId(0)
         first = request.records[0]
         if len(request.records) > 1 or first.partition is not None:
@@ -268,7 +268,7 @@ def records_text(request: DirectProduce) -> bytes | None:
     least = max(CUT_OUT_BYTES_MIN, RECORD_BYTES_MIN * len(request.records))
     if len(body) < least or request.stored_as is not RecordFormat.JSON:
         return None  # keys and values may have been converted
-    if not are_bare(request.records):
+    if not request.records[0].is_bare:
         return None
     end = body.find(b"]")
     if end != body.rfind(b"]") or b"\n" in body or b"\r" in body:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from broker.record.lines import are_bare, oversized
+from broker.record.lines import oversized
 from broker.record.values import NULL
 from broker.server import peer_codec
 from broker.server.forwarded_produce import (
@@ -84,7 +84,7 @@ def refusals(
                     "key: this one has none",
                 )
     timestamps = configs.timestamp_limits(image, topic.topic_id)
-    if timestamps is not None and not are_bare(records):
+    if timestamps is not None and not records[0].is_bare:
         for index, record in enumerate(records):
             why = _timestamp_refusal(record.timestamp, timestamps, now_ms)
             if why and index not in refused:

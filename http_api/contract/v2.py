@@ -76,16 +76,18 @@ def produce_reply(rows: Iterable[bytes]) -> bytes:
     return _REPLY_START + b",".join(rows) + _REPLY_END
 
 
-def consecutive_rows(partition: int, base_offset: int, count: int) -> bytes:
-    """Return the rows of records with consecutive offsets; with a base of -1 all offsets are -1.
+def consecutive_reply(partition: int, base_offset: int, count: int) -> bytes:
+    """Return the answer to records with consecutive offsets; with a base of -1 all are -1.
 
     All numbers are written at once, five times as fast as formatting each row.
     """
     if base_offset < 0 or count == 1:
-        return b",".join([OFFSET_ROW % (partition, base_offset)] * count)
-    numbers = orjson.dumps(list(range(base_offset, base_offset + count)))
-    between = numbers[1:-1].replace(b",", _ROW_TO_ROW % partition)
-    return b'{"partition":%d,"offset":%b,"error_code":null,"error":null}' % (partition, between)
+        rows = b",".join([OFFSET_ROW % (partition, base_offset)] * count)
+    else:
+        numbers = orjson.dumps(list(range(base_offset, base_offset + count)))
+        between = numbers[1:-1].replace(b",", _ROW_TO_ROW % partition)
+        rows = b'{"partition":%d,"offset":%b,"error_code":null,"error":null}' % (partition, between)
+    return _REPLY_START + rows + _REPLY_END
 
 
 def failed_row(error: KafkaError) -> bytes:

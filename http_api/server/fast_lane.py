@@ -113,11 +113,11 @@ RawHeaders = tuple[tuple[bytes, bytes], ...]
 
 
 class Headers(NamedTuple):
-    """The request headers that the lane uses, undecoded."""
+    """The request headers that the lane uses; only the request id is decoded."""
 
     content_type: bytes | None
     accept: bytes | None
-    request_id: bytes | None
+    request_id: str | None
     encoding: bytes | None = None
     """Value of Accept-Encoding."""
 
@@ -191,7 +191,9 @@ class FastLane:
             if role is _LEFT_TO_ROUTES or found[role] is not None:
                 return None
             found[role] = value
-        return Headers(found[_CONTENT_TYPE], found[_ACCEPT], found[_REQUEST_ID], found[_ENCODING])
+        given = found[_REQUEST_ID]
+        request_id = None if given is None else given.decode("utf-8", "surrogateescape")
+        return Headers(found[_CONTENT_TYPE], found[_ACCEPT], request_id, found[_ENCODING])
 
     def _learn(self, name: bytes) -> int:
         lower = name.lower()
@@ -246,7 +248,7 @@ class FastLane:
         path: ProducePath,
         headers: Headers,
         body: bytes,
-        answered: Callable[[bytes | None], None],
+        answered: Callable[[list[bytes] | None], None],
     ) -> bool:
         """Append a body's records; False: nothing was done, and the routes must handle the request.
 
@@ -284,8 +286,8 @@ class FastLane:
         path: ProducePath,
         stored_as: RecordFormat,
         body: bytes,
-        request_id: bytes | None,
-        answered: Callable[[bytes | None], None],
+        request_id: str | None,
+        answered: Callable[[list[bytes] | None], None],
     ) -> bool:
         """Append the records of a request whose headers were checked; else as `produce`."""
         try:
@@ -296,11 +298,13 @@ class FastLane:
 
         def done(partition: PartitionId, base: int, error: KafkaError | None) -> None:
             if error is None:
-                answered(self._produced(partition, base, count, request_id))
+                reply = v2.consecutive_reply(partition, base, count)
+                made_id = self._ids.of(request_id).encode()
+                answered([_PRODUCE_HEAD % (len(reply), self._http_date(), made_id) + reply])
             elif error.outcome is Outcome.NOT_WRITTEN and base != FINAL:
                 answered(None)
             else:
-                answered(self._failed(partition, error, count, request_id))
+                answered([self._failed(partition, error, count, request_id)])
 
         return self._direct.produce(
             DirectProduce(
@@ -310,17 +314,8 @@ class FastLane:
             done,
         )  # fmt: skip
 
-    def _produced(
-        self, partition: PartitionId, base_offset: int, count: int, request_id: bytes | None
-    ) -> bytes:
-        row = v2.OFFSET_ROW % (partition, base_offset)
-        if count > 1:
-            row = v2.consecutive_rows(partition, base_offset, count)
-        body = v2.produce_reply((row,))
-        return _PRODUCE_HEAD % (len(body), self._http_date(), self._id(request_id)) + body
-
     def _failed(
-        self, partition: PartitionId, error: KafkaError, count: int, request_id: bytes | None
+        self, partition: PartitionId, error: KafkaError, count: int, request_id: str | None
     ) -> bytes:
         """Return the answer to a produce with an unknown outcome: an error row per record."""
         response = answer_with_failures([RecordResult(partition, None, error)] * count)
@@ -330,9 +325,8 @@ class FastLane:
         lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
         lines += [f"{name}: {value}" for name, value in response.headers.items()]
         head = "\r\n".join(lines).encode()
-        return _FAILED % (
-            head, len(body), self._http_date(), SERVER.encode(), self._id(request_id), body,
-        )  # fmt: skip
+        made_id = self._ids.of(request_id).encode()
+        return _FAILED % (head, len(body), self._http_date(), SERVER.encode(), made_id, body)
 
     # fetch
 
@@ -418,7 +412,7 @@ class FastLane:
         content_type: str,
         coding: bytes,
         pieces: Iterable[bytes | memoryview],
-        request_id: bytes | None,
+        request_id: str | None,
     ) -> bytes:
         url = leader_url(self._context.apis.image, result.leader_id)
         return _FETCH_HEAD % (
@@ -432,14 +426,10 @@ class FastLane:
             (b"" if url is None else b"Quorumlog-Leader-Url: %b\r\n" % url.encode()) + coding,
             sum(map(len, pieces)),
             self._http_date(),
-            self._id(request_id),
+            self._ids.of(request_id).encode(),
         )
 
     # both
-
-    def _id(self, given: bytes | None) -> bytes:
-        text = None if given is None else given.decode("utf-8", "surrogateescape")
-        return self._ids.of(text).encode()
 
     def _http_date(self) -> bytes:
         second = self._clock.wall_ms() // 1000

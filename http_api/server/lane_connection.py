@@ -21,7 +21,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
@@ -134,11 +134,6 @@ class LaneConnection(EnvelopeRequestHandler):
         """Bytes received behind an unparsed produce, until the turn after its answer."""
         self._lane_is_pumping = False
 
-    def _begin_produce(self, state: Literal[Phase.QUEUED_PRODUCE] | UnparsedProduce) -> None:
-        """Begin a produce: it is in progress, for aiohttp's shutdown too, until it is answered."""
-        self._lane_state = state
-        self._request_in_progress = True
-
     def _leave(self) -> LaneState:
         """Move to `IDLE`, and return the state that ends."""
         ended = self._lane_state
@@ -215,9 +210,10 @@ class LaneConnection(EnvelopeRequestHandler):
 
         ``pieces`` is the whole request, ``body`` its body.
         """
-        self._begin_produce(UnparsedProduce(pieces))
+        # In progress for aiohttp's shutdown, too, until it is answered.
+        self._lane_state, self._request_in_progress = UnparsedProduce(pieces), True
         try:
-            taken = lane.append(known.path, known.stored_as, body, None, self._produced)
+            taken = lane.append(known.path, known.stored_as, body, None, self._answer)
         except Exception as error:  # noqa: BLE001 as in `_pump`
             self._lane_failed(error)
             return True
@@ -322,8 +318,8 @@ class LaneConnection(EnvelopeRequestHandler):
             self._stop_awaiting_body()
             chunks = payload._buffer  # noqa: SLF001 read without consuming: aiohttp may need it
             body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            self._begin_produce(QUEUED_PRODUCE)
-            if lane.produce(path, headers, body, self._produced):
+            self._lane_state, self._request_in_progress = QUEUED_PRODUCE, True
+            if lane.produce(path, headers, body, self._answer):
                 return True
             self._leave()
             return False
@@ -334,45 +330,36 @@ class LaneConnection(EnvelopeRequestHandler):
             except Exception:  # noqa: BLE001 nothing was done: the route meets and reports it
                 pieces = None
             if pieces is not None:
-                assert self.transport is not None
-                self.transport.writelines(pieces)
-                self._finish_request()
+                self._answer(pieces)
                 return True
         return False
 
-    def _produced(self, answer: bytes | None) -> None:
-        """Write the answer to the produce that waits; None: aiohttp must handle the request."""
+    def _answer(self, pieces: Sequence[bytes | memoryview] | None) -> None:
+        """Write the answer to the current request and finish it; None: aiohttp must handle it."""
         try:
-            if self.transport is None:
-                self._finish_request()  # the client has disconnected
-                return
-            if answer is None:
-                self._parse_unparsed()
-                self._pass_to_aiohttp()
-                return
-            self.transport.write(answer)
-            self._finish_request()
+            if self.transport is not None:  # else the client has disconnected
+                if pieces is None:
+                    self._parse_unparsed()
+                    self._pass_to_aiohttp()
+                    return
+                self.transport.writelines(pieces)
+            finished = self._leave()
+            self._allow_shutdown()
+            if self._parser is None:
+                return  # the connection is closed
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+            if isinstance(finished, UnparsedProduce):
+                if self._lane_buffered:
+                    self._loop.call_soon(self._process_buffered)
+            else:
+                self._messages.popleft()
+                self._parser.message_consumed()
+                if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+                    self._resume_reading_if_drained()
             if self._messages and not self._lane_is_pumping:
                 self._loop.call_soon(self._pump)
         except Exception as failure:  # noqa: BLE001 the caller moves a high watermark: never raise
             self._lane_failed(failure)
-
-    def _finish_request(self) -> None:
-        """Finish the current request: remove it from the queue, or forget it if unparsed."""
-        finished = self._leave()
-        self._allow_shutdown()
-        if self._parser is None:
-            return  # the connection is closed
-        if isinstance(finished, UnparsedProduce):
-            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-            if self._lane_buffered:
-                self._loop.call_soon(self._process_buffered)
-            return
-        self._messages.popleft()
-        self._parser.message_consumed()
-        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
-            self._resume_reading_if_drained()
 
     def _parse_unparsed(self) -> None:
         """Leave a produce of the lane to aiohttp; parse it if it was appended unparsed."""

@@ -12,7 +12,6 @@ from broker.record.batch import HEADER_SIZE, RecordFormat, verify, walk
 from broker.record.lines import (
     HAS_MSGSPEC,
     ProduceRecord,
-    are_bare,
     check_formats,
     decode_records,
     encode_batches,
@@ -265,7 +264,7 @@ def test_rule_r12_no_value_is_changed_whichever_way_its_record_is_read(rare: byt
     value = b'{"n":12345678901234567890123,"n":1.0,\r\n "s":"\\n\\u0041"}'
     body = b'{"records":[{"key" : 1,\n"value":' + value + rare + b"}, {} ]}"
     records = decode_records(body)
-    assert are_bare(records) == (HAS_MSGSPEC and not rare)
+    assert records[0].is_bare == (HAS_MSGSPEC and not rare)
     batches = encode_all(records, 1000)
     lines = b"".join(batch.raw[HEADER_SIZE:] for batch in batches)
     first, second, rest = lines.split(b"\n")

@@ -13,7 +13,7 @@ import orjson
 from aiohttp import hdrs, web
 
 from broker.record.batch import RecordFormat
-from broker.record.lines import are_bare, check_formats, decode_records
+from broker.record.lines import check_formats, decode_records
 from broker.record.values import UnprocessableRecordsError
 from broker.server.requests import (
     ACKS_ALL,
@@ -203,18 +203,27 @@ def read_records(
     ``partition`` is the path's, which no record may contradict.
 
     Raises:
-        RestError: 413 over a limit; 422 another partition than the path's; else as `_records`.
+        RestError: 413 over a limit; 422 wrong fields, or another partition than the path's; 400 a
+            body that is not JSON or of the wrong kind.
     """
     most = limits.max_objects_per_request
     if len(body) > 2 * most:  # a shorter body can't hold more objects: no need to count
         objects = body.count(b"{")
         if objects > most:
             raise _too_many(f"{objects} JSON objects", "max_objects_per_request", most)
-    records = _records(body, stored_as)
+    try:
+        records = decode_records(body)
+        if stored_as is not RecordFormat.JSON:
+            check_formats(records, stored_as, stored_as)
+    except UnprocessableRecordsError as error:
+        text = f"{error.message}; {_EXPECTED_BODY}"
+        raise RestError(422, RestCode.UNPROCESSABLE, text) from None
+    except KafkaError as error:
+        raise RestError(400, RestCode.BAD_REQUEST, error.message) from None
     most = limits.max_records_per_request
     if len(records) > most:
         raise _too_many(f"{len(records)} records", "max_records_per_request", most)
-    if partition is not None and not are_bare(records):
+    if partition is not None and not records[0].is_bare:
         _check_one_partition(records, partition)
     return records
 
@@ -228,23 +237,6 @@ def _check_one_partition(records: Sequence[ProduceRecord], partition: PartitionI
                 "expected the same or none; POST /topics/{topic} takes each record's own"
             )
             raise RestError(422, RestCode.UNPROCESSABLE, text)
-
-
-def _records(body: bytes, stored_as: RecordFormat) -> Sequence[ProduceRecord]:
-    """Return the records of a body.
-
-    Raises:
-        RestError: 400/400 a body that is not JSON or of the wrong kind, 422/422 wrong fields.
-    """
-    try:
-        records = decode_records(body)
-        check_formats(records, stored_as, stored_as)
-    except UnprocessableRecordsError as error:
-        text = f"{error.message}; {_EXPECTED_BODY}"
-        raise RestError(422, RestCode.UNPROCESSABLE, text) from None
-    except KafkaError as error:
-        raise RestError(400, RestCode.BAD_REQUEST, error.message) from None
-    return records
 
 
 def _too_many(what: str, limit: str, most: int) -> RestError:
