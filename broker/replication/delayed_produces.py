@@ -80,16 +80,23 @@ class DelayedProduces:
         return len(self._for_all or ()) + len(self._for_leader or ())
 
     def add(self, delayed: DelayedProduce) -> None:
-        """Add a produce; its ``done`` will be called exactly once."""
+        """Add a produce; its ``done`` will be called exactly once.
+
+        It is the last one of its queue, unless its records were appended before (a repeat): then it
+        is inserted at its place in log order.
+        """
         self._soonest_ms = min(self._soonest_ms, delayed.deadline_ms)
-        if delayed.all_replicas:
-            if self._for_all is None:
-                self._for_all = deque()
-            _insert(self._for_all, delayed)
-        else:
-            if self._for_leader is None:
-                self._for_leader = deque()
-            _insert(self._for_leader, delayed)
+        queue = self._for_all if delayed.all_replicas else self._for_leader
+        if queue is None:
+            queue = deque()
+            if delayed.all_replicas:
+                self._for_all = queue
+            else:
+                self._for_leader = queue
+        at = len(queue)
+        while at and queue[at - 1].base > delayed.base and queue[at - 1].epoch >= delayed.epoch:
+            at -= 1
+        queue.insert(at, delayed)
 
     def resolve(self, log: EpochView, high_watermark: int) -> None:
         """Complete every produce whose outcome is certain now."""
@@ -132,20 +139,6 @@ class DelayedProduces:
 
     def _queues(self) -> list[deque[DelayedProduce]]:
         return [queue for queue in (self._for_all, self._for_leader) if queue]
-
-
-def _insert(queue: deque[DelayedProduce], delayed: DelayedProduce) -> None:
-    """Insert a produce at the end of the queue.
-
-    A repeated produce, whose records were appended before, is inserted at its place in log order.
-    """
-    at = len(queue)
-    while at and queue[at - 1].base > delayed.base and queue[at - 1].epoch >= delayed.epoch:
-        at -= 1
-    if at == len(queue):
-        queue.append(delayed)
-    else:
-        queue.insert(at, delayed)
 
 
 def _resolve(

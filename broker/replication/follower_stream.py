@@ -316,29 +316,30 @@ def _tried(replica: Replica, link: LeaderLink, step: Callable[[], bool]) -> bool
     try:
         return step()
     except KafkaError as error:
-        _log.warning("answer refused log=%s leader=%d error=%s",
-            replica.log.name, link.leader, error,
-        )  # fmt: skip
-        replica.partition.drop_session()
-        link.watch(replica)
+        _end_session(replica, link, "answer", error)
         return False
 
 
 def _take_push(replica: Replica, link: LeaderLink, stream: FollowerStream, push: Push) -> None:
     """Append a push. An error ends the session of this partition, not the stream of the others."""
-    partition = replica.partition
     try:
-        result = partition.on_push(push)
+        result = replica.partition.on_push(push)
     except (KafkaError, ValueError) as error:
-        _log.warning("push refused log=%s leader=%d error=%s", replica.log.name, link.leader, error)
-        partition.drop_session()
-        link.watch(replica)
+        _end_session(replica, link, "push", error)
         return
     match result:
         case PushResult.APPENDED:
-            if len(push.batches) and not partition.settings.by_durable:
+            if len(push.batches) and not replica.partition.settings.by_durable:
                 stream.queue_ack(replica)
         case PushResult.GAP:
             link.open(replica)
         case PushResult.STALE:
             pass
+
+
+def _end_session(replica: Replica, link: LeaderLink, what: str, error: Exception) -> None:
+    """End the session of one partition because of an error; the tick requests another one."""
+    name = replica.log.name
+    _log.warning("%s refused log=%s leader=%d error=%s", what, name, link.leader, error)
+    replica.partition.drop_session()
+    link.watch(replica)

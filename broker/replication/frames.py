@@ -31,7 +31,9 @@ _REFUSED = struct.Struct("<IB16sIiQi")
 _ACK = struct.Struct("<IB16sIiQqqq")
 _PUSH = struct.Struct("<IB16sIiQqqqqq")
 _PUSH_FIELDS = struct.Struct("<qqqqq")
-PUSH_HEAD_BYTES = _PUSH.size - PREFIX.size
+_OPEN_BYTES, _VALID_BYTES, _DIVERGING_BYTES, _REFUSED_BYTES, _ACK_BYTES, PUSH_HEAD_BYTES = (
+    layout.size - PREFIX.size for layout in (_OPEN, _VALID, _DIVERGING, _REFUSED, _ACK, _PUSH)
+)
 
 
 class FrameKind(IntEnum):
@@ -49,6 +51,7 @@ class FrameKind(IntEnum):
 
 PING_FRAME = PREFIX.pack(0, FrameKind.PING)
 _PAUSE = struct.Struct("<IBI")
+_PAUSE_BYTES = _PAUSE.size - PREFIX.size
 MAX_PAUSE_MS = 60_000
 """Longest pause of one PAUSE frame; a follower that needs more sends another one."""
 
@@ -169,37 +172,33 @@ def partition_of(key: Key) -> TopicIdPartition:
     return TopicIdPartition(topic_id_text(key.topic), PartitionId(key.partition))
 
 
-def _size(layout: struct.Struct) -> int:
-    return layout.size - PREFIX.size
-
-
 def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
     """Return the bytes of a control frame."""
     topic, partition = key
     match frame:
         case Ack(session, epoch, log_end, durable_end, log_start):
             return _ACK.pack(
-                _size(_ACK), FrameKind.ACK, topic, partition, epoch, session,
+                _ACK_BYTES, FrameKind.ACK, topic, partition, epoch, session,
                 log_end, durable_end, log_start,
             )  # fmt: skip
         case Open(request, epoch, broker_epoch, last_epoch, log_end, durable_end, log_start):
             return _OPEN.pack(
-                _size(_OPEN), FrameKind.OPEN, topic, partition, epoch, request,
+                _OPEN_BYTES, FrameKind.OPEN, topic, partition, epoch, request,
                 broker_epoch, last_epoch, log_end, durable_end, log_start,
             )  # fmt: skip
         case Valid(request, epoch, session, log_start, dropped_to):
             return _VALID.pack(
-                _size(_VALID), FrameKind.VALID, topic, partition, epoch, request,
+                _VALID_BYTES, FrameKind.VALID, topic, partition, epoch, request,
                 session, log_start, dropped_to,
             )  # fmt: skip
         case Diverging(request, epoch, at_epoch, end):
             return _DIVERGING.pack(
-                _size(_DIVERGING), FrameKind.DIVERGING, topic, partition, epoch, request,
+                _DIVERGING_BYTES, FrameKind.DIVERGING, topic, partition, epoch, request,
                 at_epoch, end,
             )  # fmt: skip
         case Refused(request, epoch, error):
             return _REFUSED.pack(
-                _size(_REFUSED), FrameKind.REFUSED, topic, partition, epoch, request, error
+                _REFUSED_BYTES, FrameKind.REFUSED, topic, partition, epoch, request, error
             )
 
 
@@ -215,13 +214,13 @@ def encode_push_head(key: Key, push: Push, payload_bytes: int) -> bytes:
 
 def pause_frame(pause_ms: int) -> bytes:
     """Return the bytes of a PAUSE for ``pause_ms``, at most `MAX_PAUSE_MS`."""
-    return _PAUSE.pack(_size(_PAUSE), FrameKind.PAUSE, min(pause_ms, MAX_PAUSE_MS))
+    return _PAUSE.pack(_PAUSE_BYTES, FrameKind.PAUSE, min(pause_ms, MAX_PAUSE_MS))
 
 
 def decode_pause(body: memoryview) -> int:
     """Return the milliseconds that a PAUSE requests, at most `MAX_PAUSE_MS`."""
-    if len(body) != _size(_PAUSE):
-        msg = f"PAUSE frame of {len(body)} bytes, expected {_size(_PAUSE)}"
+    if len(body) != _PAUSE_BYTES:
+        msg = f"PAUSE frame of {len(body)} bytes, expected {_PAUSE_BYTES}"
         raise FrameError(msg)
     return min(int.from_bytes(body, "little"), MAX_PAUSE_MS)
 

@@ -45,7 +45,7 @@ from broker.replication.stream import ReplicationStream, StreamHost
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from broker.replication.throttle import Throttles
     from raft_metadata.common.ids import BrokerId
@@ -70,53 +70,29 @@ STUCK_MS = 10_000
 session is stuck: its bytes still count for itself, but take no room from the others."""
 
 
+@dataclass(slots=True, eq=False)
 class PushWindow:
-    """The unacknowledged bytes of one session.
+    """The unacknowledged bytes of one session, counted by the `ConnectionFlow`.
 
     Created with the first push after everything was acknowledged, dropped when all is acknowledged.
     """
 
-    __slots__ = (
-        "_marks", "_tail_bytes", "counted", "in_sync", "made_ms", "moved_ms", "sent_end",
-        "unproven",
-    )  # fmt: skip
-
-    def __init__(self, now_ms: int, *, in_sync: bool = True) -> None:
-        self.unproven = 0
-        self.sent_end = 0
-        self.in_sync = in_sync
-        """True if the follower was in sync at its first push."""
-        self.made_ms = self.moved_ms = now_ms
-        """``made_ms``: time of the first push. ``moved_ms``: time of the last acknowledgement of
-        pushed bytes, or of the first push."""
-        self.counted = True
-        """True if these bytes count for the connection."""
-        self._tail_bytes = 0
-        self._marks: deque[tuple[int, int]] | None = None
-
-    def pushed(self, end: int, size: int) -> None:
-        """Count ``size`` pushed bytes, whose last record is below offset ``end``."""
-        self.unproven += size
-        self.sent_end = end
-        self._tail_bytes += size
-        if self._tail_bytes >= MARK_BYTES:
-            if self._marks is None:
-                self._marks = deque()
-            self._marks.append((end, self._tail_bytes))
-            self._tail_bytes = 0
-
-    def release_up_to(self, end: int, now_ms: int) -> int:
-        """Return the bytes that an acknowledgement of everything below ``end`` releases."""
-        released = 0
-        marks = self._marks
-        while marks and marks[0][0] <= end:
-            released += marks.popleft()[1]
-        if end >= self.sent_end:
-            released, self._tail_bytes = released + self._tail_bytes, 0
-        if released:
-            self.unproven -= released
-            self.moved_ms = now_ms
-        return released
+    in_sync: bool
+    """True if the follower was in sync at its first push."""
+    made_ms: int
+    """Time of the first push."""
+    moved_ms: int
+    """Time of the last acknowledgement of pushed bytes, or of the first push."""
+    unproven: int = 0
+    """Pushed bytes that no acknowledgement has released."""
+    sent_end: int = 0
+    """Offset behind the last pushed record."""
+    counted: bool = True
+    """True if these bytes count for the connection."""
+    tail_bytes: int = 0
+    """Bytes pushed behind the last one of ``marks``."""
+    marks: deque[tuple[int, int]] | None = None
+    """(end offset, bytes) of each piece of `MARK_BYTES`; None until there is one."""
 
 
 class ConnectionFlow:
@@ -157,35 +133,57 @@ class ConnectionFlow:
         """Return True if this session has as many unacknowledged bytes as one session may have."""
         return window is not None and window.unproven >= self.limit // 2
 
-    def opened(self, window: PushWindow) -> None:
-        """Count a session that begins to have unacknowledged bytes."""
-        self.catching_up += not window.in_sync
+    def pushed(
+        self, window: PushWindow | None, end: int, size: int, now_ms: int, *, in_sync: bool
+    ) -> PushWindow:
+        """Count ``size`` bytes pushed in a session, whose last record is below offset ``end``.
 
-    def _leave(self, window: PushWindow) -> None:
+        Return the session's window: a new one if it had no unacknowledged bytes.
+        """
+        if window is None:
+            window = PushWindow(in_sync, now_ms, now_ms)
+            self.catching_up += not in_sync
+        window.unproven += size
+        window.sent_end = end
+        window.tail_bytes += size
+        if window.tail_bytes >= MARK_BYTES:
+            if window.marks is None:
+                window.marks = deque()
+            window.marks.append((end, window.tail_bytes))
+            window.tail_bytes = 0
         if window.counted:
-            self.catching_up -= not window.in_sync
+            self.unproven += size
+        return window
 
-    def pushed(self, size: int) -> None:
-        """Count pushed bytes of a session that counts for the connection."""
-        self.unproven += size
+    def acknowledged(self, window: PushWindow, end: int, now_ms: int) -> bool:
+        """Release the bytes below ``end``; return False if there are none.
 
-    def released(self, window: PushWindow, size: int, now_ms: int) -> None:
-        """Count acknowledged bytes of a session."""
-        self._proven += size
-        self.proven_ms = now_ms
+        If all are acknowledged, the window counts no more, and its round trip is measured.
+        """
+        released = 0
+        marks = window.marks
+        while marks and marks[0][0] <= end:
+            released += marks.popleft()[1]
+        if end >= window.sent_end:
+            released, window.tail_bytes = released + window.tail_bytes, 0
+        if not released:
+            return False
+        window.unproven -= released
+        window.moved_ms = self.proven_ms = now_ms
+        self._proven += released
         if window.counted:
-            self.unproven -= size
-
-    def emptied(self, window: PushWindow, now_ms: int) -> None:
-        """Stop counting a session whose bytes are all acknowledged, and measure its round trip."""
-        self._leave(window)
-        trip_ms = min(now_ms - window.made_ms, MAX_TRIP_MS)
-        self._trip_ms = trip_ms if self._trip_ms is None else min(self._trip_ms, trip_ms)
+            self.unproven -= released
+        if not window.unproven:
+            if window.counted:
+                self.catching_up -= not window.in_sync
+            trip_ms = min(now_ms - window.made_ms, MAX_TRIP_MS)
+            self._trip_ms = trip_ms if self._trip_ms is None else min(self._trip_ms, trip_ms)
+        return True
 
     def drop(self, window: PushWindow) -> None:
         """Stop counting bytes that will not be acknowledged: their session ended or is stuck."""
-        self._leave(window)
         if window.counted:
+            self.catching_up -= not window.in_sync
             self.unproven -= window.unproven
             window.counted = False
 
@@ -358,7 +356,8 @@ class LeaderHost(StreamHost, Protocol):
     unsynced_bytes: int
     throttles: Throttles
 
-    def now_ms(self) -> int: ...
+    @property
+    def now_ms(self) -> Callable[[], int]: ...
     def stream_attached(self, stream: LeaderStream) -> None: ...
     def stream_detached(self, stream: LeaderStream) -> None: ...
     def follower_opens(self, stream: LeaderStream, key: Key, message: Open) -> None: ...
@@ -474,21 +473,14 @@ class PushSession:
             size = len(raw)
             self._write(state, start, self.next, [raw], size)
         if state.durable_end != NOT_COUNTED:
-            self._count(size, in_sync=in_sync)
+            stream = self.stream
+            now_ms, bucket = stream.host.now_ms(), stream.host.throttles.to_followers
+            self.window = stream.flow.pushed(self.window, self.next, size, now_ms, in_sync=in_sync)
+            if bucket is not None and not in_sync:
+                bucket.take(size, now_ms)
         if self.next < log_end:
             self.stream.mark(self)
         return size
-
-    def _count(self, size: int, *, in_sync: bool) -> None:
-        host, flow, window = self.stream.host, self.stream.flow, self.window
-        if window is None:
-            window = self.window = PushWindow(host.now_ms(), in_sync=in_sync)
-            flow.opened(window)
-        window.pushed(self.next, size)
-        if window.counted:
-            flow.pushed(size)
-        if not in_sync and host.throttles.to_followers is not None:
-            host.throttles.to_followers.take(size, host.now_ms())
 
     def announce(self) -> None:
         """Send the high watermark to a follower that has nothing to receive."""
@@ -650,7 +642,10 @@ class LeaderStream(ReplicationStream):
                     self._ship_one(session)
         finally:  # if the connection is full, the remaining sessions keep their places
             self._marked = waiting[::-1] + self._marked
-        self._catch_up()
+        if self._members or self._behind:
+            self._catch_up()
+        elif self._marked:
+            self._schedule()
 
     def _catch_up(self) -> None:
         """Push quanta for the sessions that waited longest, as there is room (rule R9)."""
@@ -714,12 +709,9 @@ class LeaderStream(ReplicationStream):
         if session is None or session.number != number or session.window is None:
             return
         window, now_ms = session.window, self.host.now_ms()
-        released = window.release_up_to(end, now_ms)
-        if not released:
+        if not self.flow.acknowledged(window, end, now_ms):
             return
-        self.flow.released(window, released, now_ms)
         if not window.unproven:
-            self.flow.emptied(window, now_ms)
             session.window = None
         if session in self._full:
             del self._full[session]

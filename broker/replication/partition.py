@@ -541,15 +541,13 @@ class Partition:
 
     # leader: high watermark and ISR
 
-    def own_end(self) -> int:
-        """Return the counted end of the leader's own log (rule R1)."""
-        return self.log.durable_end if self.settings.by_durable else self.log.log_end_offset
-
     def advance(self) -> None:
         """Move the high watermark as far as is proven; complete produces that are certain."""
         role = self.role
         if isinstance(role, LeaderState):
-            self._raise_to(role.high_watermark(self.own_end(), self.high_watermark))
+            log = self.log
+            own_end = log.durable_end if self.settings.by_durable else log.log_end_offset  # rule R1
+            self._raise_to(role.high_watermark(own_end, self.high_watermark))
         self.delayed_produces.resolve(self.log, self.high_watermark)
 
     def _raise_to(self, high_watermark: int) -> None:
@@ -763,9 +761,10 @@ class Partition:
             return None
         # While this broker still uses `flush=ack`, a leader that already uses `os` must not count
         # bytes that are neither synced nor recorded as possibly unsynced (rule R1).
-        end = self._counted_end() if self.settings.by_durable else self.log.log_end_offset
+        counted = self._counted_end()
+        end = counted if self.settings.by_durable else self.log.log_end_offset
         start = crash_proof_start(self.log)
-        return Ack(role.session.number, role.epoch, end, self._counted_end(), start)
+        return Ack(role.session.number, role.epoch, end, counted, start)
 
     def _counted_end(self) -> int:
         """Return the durable end that the leader may count, or `NOT_COUNTED`."""

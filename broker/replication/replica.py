@@ -1,8 +1,8 @@
 """A hosted replica: the pure `Partition`, its log, and the sessions and waiters attached to it.
 
 The `ReplicaManager` owns one `Replica` for each partition that is assigned to this broker. Log and
-partition call it when the durable end or the high watermark moves; it passes that on to the
-manager. `TopicViews` computes from an image the configs that apply to a topic's replicas here.
+partition call it when the durable end or the high watermark moves. `TopicViews` computes from an
+image the configs that apply to a topic's replicas here.
 """
 
 from __future__ import annotations
@@ -139,10 +139,9 @@ class LeaderPort(Protocol):
 
 
 class ReplicaHost(Protocol):
-    """The part of the `ReplicaManager` that a replica calls."""
+    """The part of the `ReplicaManager` that a replica uses."""
 
-    def durable_end_moved(self, replica: Replica) -> None: ...
-    def high_watermark_moved(self, replica: Replica) -> None: ...
+    dirty: set[Replica]
 
 
 class Replica:
@@ -177,7 +176,7 @@ class Replica:
         """Waiting fetches in order of arrival; None instead of an empty dict, to save memory."""
 
     def listen(self) -> None:
-        """Report moves of the durable end and of the high watermark to the host from now on.
+        """Follow moves of the log's durable end and of the high watermark from now on.
 
         Log and partition call this object itself: two bound methods for each of ten thousand
         partitions would take more than a megabyte.
@@ -186,11 +185,20 @@ class Replica:
         self.log.on_durable = self
 
     def __call__(self, moved: Partition | None = None) -> None:
-        """Report a move of ``moved``'s high watermark; without it, of the log's durable end."""
+        """Take a move of ``moved``'s high watermark; without it, of the log's durable end.
+
+        A durable end is acknowledged to the leader, or advances the high watermark as leader. A
+        high watermark wakes waiting fetches at once; followers receive it with the next tick.
+        """
         if moved is None:
-            self.host.durable_end_moved(self)
-        else:
-            self.host.high_watermark_moved(self)
+            if self.link is not None:
+                self.link.acknowledge(self)
+            self.partition.advance()
+            return
+        self.log.high_watermark = moved.high_watermark
+        self.host.dirty.add(self)
+        if self.fetch_waiters:
+            self.wake_fetches()
 
     def attach(self, session: FollowerSession) -> None:
         """Push to this follower in this session; it replaces the follower's previous one."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import compress, count, islice
 from operator import is_not
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -211,12 +211,16 @@ class ReplicaManager:
         self._views = TopicViews(config)
         self._peers = peers
         self._clock = clock
+        self.now_ms: Callable[[], int] = clock.monotonic_ms
+        """The monotonic time in milliseconds."""
         self._faults = faults
         self._replicas: dict[Key, Replica] = {}
         self._streams: dict[LeaderStream, None] = {}  # in order of arrival
         self._links: dict[BrokerId, LeaderLink] = {}
         self._numbers = itertools.count(1)
-        self._dirty: set[Replica] = set()
+        self.dirty: set[Replica] = set()
+        """Replicas whose high watermark or log start moved since the last tick, which announces it
+        to their followers."""
         self._led: dict[Replica, None] = {}
         self._isr_rounds: Rounds[Replica] = Rounds(ISR_CHECK_MS // TICK_MS)
         self._with_delayed_produces: set[Replica] = set()
@@ -238,10 +242,6 @@ class ReplicaManager:
         self._stream_heartbeats = StreamHeartbeats(heartbeat_ms, STALL_MS, self._ticked_ms)
 
     # look-up and appends
-
-    def now_ms(self) -> int:
-        """Return the monotonic time in milliseconds."""
-        return self._clock.monotonic_ms()
 
     def replica(self, partition: TopicIdPartition) -> Replica | None:
         """Return the hosted replica of a partition; None if there is none."""
@@ -444,7 +444,7 @@ class ReplicaManager:
         if replica.link is not None:
             replica.link.stop_replicating(replica)
         self._led.pop(replica, None)
-        self._dirty.discard(replica)
+        self.dirty.discard(replica)
         self.events.forget(replica)
         self._with_delayed_produces.discard(replica)
         self._leaving.discard(replica)
@@ -465,22 +465,9 @@ class ReplicaManager:
         replica = self.replica(partition)
         if replica is not None:
             events.note_log_start(self.events, replica)
-            self._dirty.add(replica)
+            self.dirty.add(replica)
             if replica.link is not None:
                 replica.link.acknowledge(replica)
-
-    def durable_end_moved(self, replica: Replica) -> None:
-        """Acknowledge a synced log to its leader, or advance the high watermark as leader."""
-        if replica.link is not None:
-            replica.link.acknowledge(replica)
-        replica.partition.advance()
-
-    def high_watermark_moved(self, replica: Replica) -> None:
-        """Wake waiting fetches at once; followers receive it with the next tick."""
-        replica.log.high_watermark = replica.partition.high_watermark
-        self._dirty.add(replica)
-        if replica.fetch_waiters:
-            replica.wake_fetches()
 
     def broken(self, what: str, error: Exception) -> None:
         """End this process because of a bug in a callback, so that other replicas take over."""
@@ -573,7 +560,7 @@ class ReplicaManager:
         stalled_ms = now_ms - self._ticked_ms
         self._ticked_ms = now_ms
         self._look_after_replicas(now_ms, stalled_ms)
-        dirty, self._dirty = self._dirty, set()
+        dirty, self.dirty = self.dirty, set()
         for replica in dirty:
             for session in replica.sessions:
                 session.announce()
