@@ -239,8 +239,9 @@ class LogFlusher:
     def _work(self, tokens: Sequence[FlushToken]) -> BaseException | None:
         """Sync all files of the tokens; return the failure, or None. Never raises (rule Q6)."""
         try:
-            files = sum(len(token.descriptors) + len(token.paths) for token in tokens)
-            files += sum(len(token.directories) for token in tokens)
+            files = 0
+            for token in tokens:
+                files += len(token.descriptors) + len(token.paths) + len(token.directories)
             if files > self.sync_files_max:
                 self._disk.sync_filesystem(self._filesystem)
             else:
@@ -252,7 +253,8 @@ class LogFlusher:
                         raise
                     self._disk.sync_filesystem(self._filesystem)  # needs no further descriptor
             for token in tokens:
-                self._write_checkpoints(token)
+                if token.checkpoints:
+                    self._write_checkpoints(token)
         except BaseException as error:  # noqa: BLE001 handed over, then reported (rule Q6)
             self._on_cache_lost()
             return error

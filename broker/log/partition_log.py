@@ -30,7 +30,6 @@ from broker.record.batch import (
     RecordFormat,
     stamp_run,
     verify_run,
-    writable,
 )
 from broker.record.compression import ZSTD, pack
 from broker.record.lines import BATCH_BYTES_MAX, encode_batches
@@ -56,6 +55,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+_NO_CLAIM = Claim(NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
 _NO_EPOCHS = LeaderEpochCache()
 _NO_SEGMENTS: list[Segment] = []
 """Shared with `_NO_EPOCHS` by every log without a segment; nothing is ever added to the two."""
@@ -207,15 +207,12 @@ class PartitionLog:
         value_format: RecordFormat,
         leader_epoch: int,
         now_ms: int,
-        producer_id: int = NO_PRODUCER_ID,
-        producer_epoch: int = NO_PRODUCER_EPOCH,
-        base_sequence: int = NO_SEQUENCE,
+        claim: Claim | None = None,
     ) -> AppendInfo:
         """Assign offsets to the records, encode and write them: all of them or none (rule R2).
 
         With ``flush_before_ack`` a sync is requested, and ``on_durable`` is called when it is done.
-        Records with a producer id become a single batch, however large
-        (`broker.log.producer_state`).
+        Records with a claim become a single batch, however large (`broker.log.producer_state`).
 
         Raises:
             KafkaError: KAFKA_STORAGE_ERROR, with outcome NOT_WRITTEN if the file is unchanged.
@@ -225,6 +222,7 @@ class PartitionLog:
             msg = f"epoch {leader_epoch} is behind {self.last_epoch}, or nothing to append"
             raise ValueError(msg)
         base = self.log_end_offset
+        producer_id, producer_epoch, base_sequence = claim or _NO_CLAIM
         batches = encode_batches(
             records,
             key_format=key_format,
@@ -237,7 +235,7 @@ class PartitionLog:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,
-            batch_bytes_max=BATCH_BYTES_MAX if producer_id < 0 else sys.maxsize,
+            batch_bytes_max=BATCH_BYTES_MAX if claim is None else sys.maxsize,
             codec=ZSTD,
             pack=pack if self.config.zstd else None,
         )
@@ -251,8 +249,7 @@ class PartitionLog:
             self._assign_epoch(leader_epoch, base)
             self.last_epoch = leader_epoch
         self.log_end_offset = batches[-1].next_offset
-        if producer_id >= 0:
-            claim = Claim(producer_id, producer_epoch, base_sequence)
+        if claim is not None:
             last, committed_end = self.log_end_offset - 1, self.high_watermark
             self._ensure_producers().states.note(claim, base, last, now_ms, committed_end)
         self._schedule_flush()
@@ -267,7 +264,10 @@ class PartitionLog:
             ValueError: a gap, or a leader epoch that goes back: these batches belong to another
                 log.
         """
-        raw = writable(batches)
+        if isinstance(batches, memoryview) and not batches.readonly:
+            raw: bytearray | memoryview = batches  # stamped where the stream received it
+        else:
+            raw = bytearray(batches)
         try:
             headers = verify_run(raw, self.log_end_offset, self.last_epoch)
         except BatchError as error:

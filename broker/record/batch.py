@@ -332,13 +332,6 @@ def stamp_run(
         at += HEADER_SIZE + header.length
 
 
-def writable(batches: Buffer) -> bytearray | memoryview:
-    """Return these bytes in a writable form: a writable view as it is, else a copy."""
-    if isinstance(batches, memoryview) and not batches.readonly:
-        return batches
-    return bytearray(batches)
-
-
 def walk(buffer: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
     """Yield each (position, header) of a run of whole batches; magic checked, crc not.
 

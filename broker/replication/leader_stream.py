@@ -703,15 +703,14 @@ class LeaderStream(ReplicationStream):
         """Forget a session that waited for an acknowledgement of its own bytes."""
         self._full.pop(session, None)
 
-    def acknowledged(self, key: Key, number: int, end: int) -> None:
+    def acknowledged(self, key: Key, number: int, end: int, now_ms: int) -> None:
         """Release the bytes below ``end``, which a follower acknowledged; sessions may continue."""
         session = self.sessions.get(key)
         if session is None or session.number != number or session.window is None:
             return
-        window, now_ms = session.window, self.host.now_ms()
-        if not self.flow.acknowledged(window, end, now_ms):
+        if not self.flow.acknowledged(session.window, end, now_ms):
             return
-        if not window.unproven:
+        if not session.window.unproven:
             session.window = None
         if session in self._full:
             del self._full[session]

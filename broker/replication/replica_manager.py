@@ -518,8 +518,8 @@ class ReplicaManager:
         replica = self._replicas.get(key)
         if replica is None:
             return
-        partition = replica.partition
-        if partition.on_ack(stream.follower, message, self._clock.monotonic_ms()) is None:
+        partition, now_ms = replica.partition, self._clock.monotonic_ms()
+        if partition.on_ack(stream.follower, message, now_ms) is None:
             return
         role = partition.role
         if isinstance(role, LeaderState):
@@ -527,7 +527,7 @@ class ReplicaManager:
             # A follower that catches up releases only durable bytes, whatever the flush mode:
             # pages that wait to be written would delay every other sync there (rule R9).
             end = role.end_of(stream.follower) if in_sync else message.durable_end
-            stream.acknowledged(key, message.session, end)
+            stream.acknowledged(key, message.session, end, now_ms)
             if not in_sync:
                 self._propose(replica, lag_max_ms=None)
 

@@ -408,7 +408,7 @@ class LocalPartitions:
             value_format=request.value_format,
             leader_epoch=role.epoch,
             now_ms=self._clock.wall_ms(),
-            **_producer_fields(request.claim),
+            claim=request.claim,
         )
         base, last = info.base_offset, info.last_offset
         self._manager.appended(replica, base, last + 1, info.raw)
@@ -616,17 +616,6 @@ class LocalPartitions:
 def _awaits_replicas(replica: Replica, acks: int) -> bool:
     """Return whether an append is answered later, once proven as ``acks`` requires."""
     return acks == ACKS_ALL or (acks != ACKS_NONE and replica.partition.settings.by_durable)
-
-
-def _producer_fields(claim: Claim | None) -> dict[str, int]:
-    """Return the producer's fields of the batch header."""
-    if claim is None:
-        return {}
-    return {
-        "producer_id": claim.producer_id,
-        "producer_epoch": claim.epoch,
-        "base_sequence": claim.sequence,
-    }
 
 
 def local_progress(local: LocalPartitions, place: TopicIdPartition) -> PartitionProgress | None:

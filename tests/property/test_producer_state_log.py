@@ -73,21 +73,21 @@ class World:
     def append(self) -> None:
         count = self.random.randint(1, 4)
         pid = -1 if self.plain else self.random.randint(-1, 3)
-        claim: dict[str, int] = {}
+        claim: Claim | None = None
         if pid >= 0:
             before = known(self.log).get(pid)
             epoch = 0 if before is None else before.epoch
             sequence = 0 if before is None else next_sequence(before.last_sequence)
             if self.random.random() < 0.1:
                 epoch, sequence = epoch + 1, 0
-            assert self.log.repeated(Claim(pid, epoch, sequence), count, self.now_ms) is None
-            claim = {"producer_id": pid, "producer_epoch": epoch, "base_sequence": sequence}
+            claim = Claim(pid, epoch, sequence)
+            assert self.log.repeated(claim, count, self.now_ms) is None
         self.now_ms += 1
         values = ["x" * self.random.randint(0, 40) for _ in range(count)]
         json = RecordFormat.JSON
         self.log.append_as_leader(
             records(values), key_format=json, value_format=json,
-            leader_epoch=self.epoch, now_ms=self.now_ms, **claim,
+            leader_epoch=self.epoch, now_ms=self.now_ms, claim=claim,
         )  # fmt: skip
 
     def follow(self) -> None:

@@ -13,6 +13,7 @@ from broker.log.partition_log import PartitionLog
 from broker.log.producer_state import ProducerStates
 from broker.record.batch import NO_PRODUCER_ID, BatchHeader, RecordFormat, verify_run, walk
 from broker.record.lines import ProduceRecord, make_raw
+from raft_metadata.common.ids import Claim
 
 LIMITS = CleanerLimits(dedupe_buffer_bytes=1 << 20)
 
@@ -41,16 +42,13 @@ def append_keyed(
     now_ms: int = 1000,
     producer: tuple[int, int] | None = None,
 ) -> None:
-    claim = {}
-    if producer is not None:
-        claim = {"producer_id": producer[0], "producer_epoch": 0, "base_sequence": producer[1]}
     log.append_as_leader(
         [record_of(*pair) for pair in pairs],
         key_format=RecordFormat.JSON,
         value_format=RecordFormat.JSON,
         leader_epoch=epoch,
         now_ms=now_ms,
-        **claim,
+        claim=None if producer is None else Claim(producer[0], 0, producer[1]),
     )
 
 

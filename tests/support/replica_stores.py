@@ -367,7 +367,7 @@ class DiskStore(ReplicaFiles):
             value_format=RecordFormat.JSON,
             leader_epoch=epoch,
             now_ms=now_ms,
-            **_named(claim),
+            claim=claim,
         )
         for offset, value in enumerate(values, base):
             self.host.note((epoch, value), offset)
@@ -425,16 +425,6 @@ class DiskStore(ReplicaFiles):
         except OSError as error:
             if error.errno not in DISK_FULL:
                 fail_all_logs(self.manager, error)
-
-
-def _named(claim: Claim | None) -> dict[str, int]:
-    if claim is None:
-        return {}
-    return {
-        "producer_id": claim.producer_id,
-        "producer_epoch": claim.epoch,
-        "base_sequence": claim.sequence,
-    }
 
 
 def config_of(b: BrokerId) -> BrokerConfig:

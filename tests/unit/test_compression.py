@@ -37,6 +37,7 @@ from broker.record.compression import (
 from broker.record.lines import BATCH_LINES_MAX
 from http_api.contract.media_types import accepts_zstd
 from raft_metadata.common.errors import CorruptionError
+from raft_metadata.common.ids import Claim
 from tests.support.compaction_model import (
     Stepped,
     append_keyed,
@@ -209,9 +210,9 @@ def test_the_type_is_switched_live_and_a_log_mixes() -> None:
         assert values_of(log, offset, max_bytes=100) == (VALUES * 4)[offset:]
 
 
-@pytest.mark.parametrize(("producer", "batches"), [(-1, 4), (7, 1)])
+@pytest.mark.parametrize(("claim", "batches"), [(None, 4), (Claim(7, 0, 0), 1)])
 def test_batches_are_cut_by_their_lines_not_by_what_is_left_of_them(
-    producer: int, batches: int
+    claim: Claim | None, batches: int
 ) -> None:
     log = Life(SimulatedDisk(), PACKED).log()
     many = [{"n": n, "text": "t" * 1_000} for n in range(3_000)]
@@ -221,9 +222,7 @@ def test_batches_are_cut_by_their_lines_not_by_what_is_left_of_them(
         value_format=RecordFormat.JSON,
         leader_epoch=1,
         now_ms=1_000,
-        producer_id=producer,
-        producer_epoch=0,
-        base_sequence=0 if producer >= 0 else -1,
+        claim=claim,
     )
     assert len(list(walk(log.read_raw(0, 1 << 26, 3_000)))) == batches
     assert values_of(log) == many

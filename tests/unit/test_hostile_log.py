@@ -122,9 +122,7 @@ def test_invariant_t4_a_roll_without_a_write_forgets_no_producer(power: bool) ->
         value_format=RecordFormat.JSON,
         leader_epoch=1,
         now_ms=1_000,
-        producer_id=5,
-        producer_epoch=0,
-        base_sequence=0,
+        claim=Claim(5, 0, 0),
     )
     life.flush()
     log.roll()  # as an operator's "delete up to the end" does

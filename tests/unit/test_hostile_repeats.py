@@ -94,9 +94,7 @@ def _write(log: PartitionLog, numbers: range) -> None:
             value_format=RecordFormat.JSON,
             leader_epoch=1,
             now_ms=1_000,
-            producer_id=7,
-            producer_epoch=0,
-            base_sequence=number,
+            claim=Claim(7, 0, number),
         )
 
 

@@ -82,7 +82,7 @@ def fill(log: PartitionLog) -> None:
         log.append_as_leader(
             records([f"{number}" + "x" * 60]),
             key_format=JSON, value_format=JSON, leader_epoch=1 + number // 15, now_ms=1000 + number,
-            producer_id=producer, producer_epoch=0, base_sequence=turn,
+            claim=Claim(producer, 0, turn),
         )  # fmt: skip
         log.high_watermark = log.log_end_offset
 
@@ -249,9 +249,9 @@ def test_invariant_t4_a_snapshot_below_the_first_segment_speaks_for_nobody(kille
     write = partial(
         log.append_as_leader, key_format=JSON, value_format=JSON, leader_epoch=1, now_ms=1
     )
-    write(records(["a"] * 3), producer_id=7, producer_epoch=0, base_sequence=0)
+    write(records(["a"] * 3), claim=Claim(7, 0, 0))
     log.roll()
-    write(records(["b"] * 2), producer_id=7, producer_epoch=0, base_sequence=3)
+    write(records(["b"] * 2), claim=Claim(7, 0, 3))
     life.flush()
     log.advance_log_start(5)
     life.flush()

@@ -198,7 +198,7 @@ def test_invariant_t4_a_segment_begun_for_what_found_no_room_keeps_the_producers
             records([value]),
             key_format=RecordFormat.JSON, value_format=RecordFormat.JSON,
             leader_epoch=1, now_ms=1000 + sequence,
-            producer_id=7, producer_epoch=0, base_sequence=sequence,
+            claim=Claim(7, 0, sequence),
         )  # fmt: skip
 
     write(0, "a")

@@ -19,7 +19,7 @@ from broker.log.producer_snapshot import ProducerLimits, Replay, remove_snapshot
 from broker.log.segment import Segment
 from broker.record.batch import HEADER_SIZE, RecordFormat, walk
 from raft_metadata.common.errors import CorruptionError, KafkaError
-from raft_metadata.common.ids import PartitionId, TopicIdPartition
+from raft_metadata.common.ids import Claim, PartitionId, TopicIdPartition
 from tests.support.doors.log import open_files_of
 from tests.support.logs import TOPIC_ID, Life, append, offset_for_timestamp, records, values_of
 from tests.support.simulated_disk import SimulatedDisk
@@ -46,9 +46,9 @@ def begin(*, clean: bool) -> SimulatedDisk:
     log = life.log()
     sequence = 0
     for number in range(18):
-        named = {}
+        claim = None
         if number % 3:
-            named = {"producer_id": 5, "producer_epoch": 0, "base_sequence": sequence}
+            claim = Claim(5, 0, sequence)
             sequence += 2
         log.append_as_leader(
             records([number, number + 100]),
@@ -56,7 +56,7 @@ def begin(*, clean: bool) -> SimulatedDisk:
             value_format=RecordFormat.JSON,
             leader_epoch=1 + number // 7,
             now_ms=1000 + 10 * number,
-            **named,
+            claim=claim,
         )
         life.flush()
     log.high_watermark = log.log_end_offset

@@ -21,6 +21,7 @@ from broker.server import local_partitions
 from broker.server.local_partitions import TimeLookups
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import Claim
 from tests.support.logs import Life, offset_for_timestamp
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -37,9 +38,7 @@ def append_times(log: PartitionLog, times: list[int | None], now_ms: int, text: 
         value_format=JSON,
         leader_epoch=1,
         now_ms=now_ms,
-        producer_id=7,  # one batch, however large
-        producer_epoch=0,
-        base_sequence=log.log_end_offset,
+        claim=Claim(7, 0, log.log_end_offset),  # one batch, however large
     )
     log.high_watermark = log.log_end_offset
 
