@@ -185,14 +185,6 @@ def attributes_of(
     )
 
 
-def durable_check(durable_end: int, crc: int) -> int:
-    """Return the check over a local part.
-
-    Seeded with the batch's crc, so that it fits no other batch.
-    """
-    return crc32(_I64.pack(durable_end), crc)
-
-
 def build_header(  # noqa: PLR0913 one argument a field: this runs once per batch on the hot path
     lines: Buffer,
     *,
