@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from benchmarks.report import Row, at_most, percentile
 from chaos.history import History, Record
 from chaos.http import Stored
-from chaos.workloads import Endpoint, MetadataProbe
+from chaos.workloads import MetadataProbe
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ async def _metadata_trial(product: Product, trial: int) -> tuple[float, float]:
             product.http,
             history,
             now.cluster_id,
-            [Endpoint(broker.id, broker.url)],
+            [broker],
             clock,
             name=f"gap-{trial}-{broker.id}",
             interval_s=METADATA_EVERY_S,

@@ -54,7 +54,11 @@ class Product:
     async def delete_topic(self, name: str) -> None:
         """Delete a topic, so that its dirty pages do not slow the next measurement."""
         now = self.now()
-        await self.http.delete(f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics/{name}")
+        await self.http.call(
+            "DELETE",
+            f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics/{name}",
+            timeout_s=15.0,
+        )
 
     async def describe(self, topic: str, partition: int = 0) -> dict[str, Any]:
         """Return a partition as the first answering broker describes it."""

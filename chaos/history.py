@@ -261,10 +261,6 @@ class History:
                 pass
         self.write(to_line(event, self.records))
 
-    def acknowledged_rows(self) -> int:
-        """Return the number of records acknowledged so far."""
-        return sum(len(ack.positions) for ack in self.acknowledgements)
-
 
 def to_line(event: HistoryEvent, records: Sequence[Record]) -> bytes:
     """Return an event as one newline-terminated JSON object.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
     from chaos.history import Record
 
+JSON = "application/json"
 JSON_V2 = "application/vnd.kafka.json.v2+json"
 V2 = "application/vnd.kafka.v2+json"
 NDJSON = "application/x-ndjson"
+READ_MAX_BYTES = 4 << 20
+"""Bytes of an answer when a whole partition is read."""
 CONNECTION_LIMIT = 0
 """No limit: a request that waited for a connection here would look like a slow server."""
 HTTP_OK = 200
@@ -59,6 +62,13 @@ class CallError(Exception):
     def __init__(self, reason: str, status: int | None = None) -> None:
         super().__init__(reason)
         self.status = status
+
+
+class Answer(NamedTuple):
+    """Body and headers of a successful answer."""
+
+    body: bytes
+    headers: Mapping[str, str]
 
 
 class StoredLine(msgspec.Struct, gc=False):
@@ -116,14 +126,10 @@ def _failure(status: int, entry: dict[str, Any], answer: dict[str, Any]) -> Fail
     return Failed(outcome != "not_written", bool(retriable), f"{status} {reason}")
 
 
-def lines_of_ndjson(body: bytes) -> list[Line]:
-    """Return the stored lines of a direct fetch, key and value text untouched."""
-    return [stored.line() for stored in _decode_lines(body)]
-
-
-def lines_of_array(body: bytes) -> list[Line]:
-    """Return the records of a v2 json fetch, key and value text untouched."""
-    return [stored.line() for stored in _decode_array(body)]
+def lines_of(body: bytes, accept: str) -> list[Line]:
+    """Return the records of a fetch in this media type, key and value text untouched."""
+    decode = _decode_lines if accept == NDJSON else _decode_array
+    return [stored.line() for stored in decode(body)]
 
 
 def id_of(link: Mapping[str, str]) -> int:
@@ -170,60 +176,101 @@ class Http:
 
     async def get_json(self, url: str, timeout_s: float = 5.0) -> Any:
         """Return the decoded body of a successful GET; raise `CallError` otherwise."""
-        return orjson.loads(await self._call("GET", url, None, timeout_s))
+        return orjson.loads((await self.call("GET", url, timeout_s=timeout_s)).body)
 
     async def post_json(self, url: str, body: object, timeout_s: float = 15.0) -> Any:
         """Return the decoded body of a successful POST; raise `CallError` otherwise."""
-        return orjson.loads(await self._call("POST", url, orjson.dumps(body), timeout_s))
+        return orjson.loads((await self.call("POST", url, body, timeout_s=timeout_s)).body)
 
-    async def post_v2(self, url: str, body: object, timeout_s: float = 15.0) -> bytes:
-        """POST with the REST Proxy's media type; return the body, which may be empty."""
-        return await self._call("POST", url, orjson.dumps(body), timeout_s, {"Content-Type": V2})
+    async def create_topic(
+        self,
+        topics_url: str,
+        name: str,
+        *,
+        partitions: int,
+        replication_factor: int,
+        timeout_s: float = 15.0,
+    ) -> None:
+        """Create a topic below a ``…/topics`` URL of v3; raise `CallError` unless it succeeds."""
+        body = {
+            "topic_name": name,
+            "partitions_count": partitions,
+            "replication_factor": replication_factor,
+        }
+        await self.call("POST", topics_url, body, timeout_s=timeout_s)
 
-    async def get_accepting(self, url: str, accept: str, timeout_s: float = 5.0) -> bytes:
-        """Return the body of a successful GET in this media type; raise `CallError` otherwise."""
-        return await self._call("GET", url, None, timeout_s, {"Accept": accept})
+    async def join_group(
+        self,
+        group_url: str,
+        name: str,
+        topic: str,
+        settings: Mapping[str, object],
+        timeout_s: float,
+    ) -> None:
+        """Create a consumer instance that starts at the earliest record, and subscribe it."""
+        body = {"name": name, "format": "json", "auto.offset.reset": "earliest", **settings}
+        await self.call("POST", group_url, body, content_type=V2, timeout_s=timeout_s)
+        path = f"{group_url}/instances/{name}/subscription"
+        await self.call("POST", path, {"topics": [topic]}, content_type=V2, timeout_s=timeout_s)
 
-    async def delete(self, url: str, timeout_s: float = 15.0) -> None:
-        """Send a DELETE; raise `CallError` unless it succeeds."""
-        await self._call("DELETE", url, None, timeout_s)
+    async def committed_offsets(self, group_url: str, topic: str) -> dict[int, int]:
+        """Return a group's committed offsets by partition, as v3 reports them below its URL."""
+        listed = await self.get_json(f"{group_url}/offsets", 3.0)
+        return {
+            row["partition_id"]: row["offset"]
+            for row in listed["data"]
+            if row["topic_name"] == topic
+        }
 
-    async def _call(
+    async def call(
         self,
         method: str,
         url: str,
-        body: bytes | None,
+        body: object = None,
+        *,
+        content_type: str = JSON,
+        accept: str = "*/*",
         timeout_s: float,
-        headers: dict[str, str] | None = None,
-    ) -> bytes:
-        if headers is None and body is not None:
-            headers = {"Content-Type": "application/json"}
+    ) -> Answer:
+        """Return the answer to one request; raise `CallError` unless its status is below 400."""
+        headers = {"Accept": accept}
+        if body is not None:
+            headers["Content-Type"] = content_type
         try:
             async with self._session.request(
                 method,
                 url,
-                data=body,
+                data=None if body is None else orjson.dumps(body),
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as answer:
                 text = await answer.read()
-                if answer.status >= HTTP_FIRST_ERROR:
-                    msg = f"{method} {url}: {answer.status} {text[:300]!r}"
-                    raise CallError(msg, answer.status)
-                return text
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             msg = f"{method} {url}: {str(error) or type(error).__name__}"
             raise CallError(msg) from error
+        if answer.status >= HTTP_FIRST_ERROR:
+            msg = f"{method} {url}: {answer.status} {text[:300]!r}"
+            raise CallError(msg, answer.status)
+        return Answer(text, answer.headers)
+
+    async def read_topic(
+        self, url: str, topic: str, partitions: int, *, accept: str = NDJSON
+    ) -> dict[int, list[Line]]:
+        """Return all records of a topic by partition, as one broker serves them."""
+        return {
+            partition: await self.read_partition(url, topic, partition, accept=accept)
+            for partition in range(partitions)
+        }
 
     async def read_partition(
-        self, url: str, topic: str, partition: int, *, accept: str, max_bytes: int
+        self, url: str, topic: str, partition: int, *, accept: str = NDJSON
     ) -> list[Line]:
         """Return all records below the high watermark, by direct fetches from offset 0."""
         lines: list[Line] = []
         offset, high_watermark = 0, None
         while high_watermark is None or offset < high_watermark:
             page, high_watermark = await self.fetch(
-                url, topic, partition, offset, accept=accept, max_bytes=max_bytes
+                url, topic, partition, offset, accept=accept, max_bytes=READ_MAX_BYTES
             )
             if not page and offset < high_watermark:
                 place = f"{url}/topics/{topic}/partitions/{partition}"
@@ -246,37 +293,24 @@ class Http:
         timeout_ms: int = 1000,
         deadline_s: float = 30.0,
     ) -> tuple[list[Line], int]:
-        """Return the lines of one direct fetch and the high watermark.
-
-        Raise `CallError` unless it is 200.
-        """
+        """Return the lines of one direct fetch and the high watermark; raise `CallError`."""
         target = (
             f"{url}/topics/{topic}/partitions/{partition}/records"
             f"?offset={offset}&max_bytes={max_bytes}&timeout={timeout_ms}"
         )
-        try:
-            async with self._session.get(
-                target,
-                headers={"Accept": accept},
-                timeout=aiohttp.ClientTimeout(total=deadline_s),
-            ) as answer:
-                body = await answer.read()
-                if answer.status != HTTP_OK:
-                    msg = f"GET {target}: {answer.status} {body[:300]!r}"
-                    raise CallError(msg, answer.status)
-                high_watermark = int(answer.headers["Quorumlog-High-Watermark"])
-        except (aiohttp.ClientError, TimeoutError, OSError, KeyError) as error:
-            msg = f"GET {target}: {str(error) or type(error).__name__}"
-            raise CallError(msg) from error
-        page = lines_of_ndjson(body) if accept == NDJSON else lines_of_array(body)
-        return page, high_watermark
+        answer = await self.call("GET", target, accept=accept, timeout_s=deadline_s)
+        high_watermark = answer.headers.get("Quorumlog-High-Watermark")
+        if high_watermark is None:
+            msg = f"GET {target}: no high watermark"
+            raise CallError(msg)
+        return lines_of(answer.body, accept), int(high_watermark)
 
     async def wait_ready(self, url: str, deadline_s: float) -> None:
         """Wait until the broker's ``/readyz`` answers 200."""
         async with within(deadline_s, f"{url}/readyz answers 200"):
             while True:
                 try:
-                    await self._call("GET", f"{url}/readyz", None, 2.0)
+                    await self.call("GET", f"{url}/readyz", timeout_s=2.0)
                 except CallError:
                     await asyncio.sleep(0.05)
                 else:

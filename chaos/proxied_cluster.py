@@ -23,7 +23,7 @@ from chaos.net.network import Network
 from chaos.net.toxiproxy import find_server
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -75,9 +75,8 @@ class ProxiedCluster:
     loop, for an owner that is interrupted.
     """
 
-    def __init__(self, directory: Path, options: Sequence[str] = ()) -> None:
-        self._options = list(options)
-        self.local = LocalCluster(directory, options)
+    def __init__(self, directory: Path) -> None:
+        self.local = LocalCluster(directory)
         self.network = Network(find_server(), directory / "toxiproxy.log")
         self.tripwire = Tripwire()
         self.disks: Shim | None = None
@@ -122,7 +121,7 @@ class ProxiedCluster:
 
     def _format(self) -> None:
         command = [*quorumlog_command(), "up", "--format-only", "--port", "0"]
-        command += ["--data-dir", str(self.local.data_dir), *self._options]
+        command += ["--data-dir", str(self.local.data_dir)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=FORMAT_DEADLINE_S, check=False
         )

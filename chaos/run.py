@@ -29,7 +29,7 @@ from chaos.net.toxiproxy import NetworkError
 from chaos.workloads import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
 
     from chaos.history import Record
@@ -159,14 +159,14 @@ def play_in_directory(
     directory: Path,
     records: list[Record],
     screen: Screen,
-    story: Callable[[Run], Awaitable[object]],
+    story: Callable[[Run], Coroutine[object, object, None]],
     clean_up: Callable[[], object],
 ) -> tuple[int, Run]:
     """Play a story in its directory; return exit status and run. `clean_up` has run on return."""
     with (directory / HISTORY_FILE).open("wb") as file:
         run = Run(directory, History(records, file.write), screen)
         try:
-            asyncio.run(_as_coroutine(story, run))
+            asyncio.run(story(run))
             return (PASSED if run.passed else FAILED), run
         except KeyboardInterrupt:
             screen.say("interrupted")
@@ -179,10 +179,6 @@ def play_in_directory(
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             clean_up()
-
-
-async def _as_coroutine(story: Callable[[Run], Awaitable[object]], run: Run) -> None:
-    await story(run)
 
 
 def reasons(error: BaseException) -> list[str]:

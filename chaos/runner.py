@@ -53,11 +53,11 @@ from chaos.checkers.verdict import Verdict, verdict
 from chaos.deadline import TooLateError, read_until, within
 from chaos.disks.power import Power
 from chaos.history import Reading
-from chaos.http import NDJSON, CallError, Http, id_of
+from chaos.http import CallError, Http, id_of
 from chaos.net.links import Plane, node_name
 from chaos.scenarios.scenario import COUNTED_DEADLINE_S, TOPIC, ScenarioContext, make_faults
 from chaos.watch import Watch
-from chaos.workloads import Endpoint, GroupReaders, MetadataProbe, TailReaders, UniqueWriters
+from chaos.workloads import GroupReaders, MetadataProbe, TailReaders, UniqueWriters
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ broker that is cut off each request takes its whole timeout."""
 PROBE_KEEPS_EVERY = 3
 APPLIED = ("applied_index", "next_offset", "topics", "partitions")
 """Fields of a controller's status that equal logs make equal."""
-READ_MAX_BYTES = 4 << 20
 RUN_MARGIN_S = 150.0
 _LOOK_S = 0.1
 
@@ -154,24 +153,23 @@ class ScenarioRun:
         return await read_until(COUNTED_DEADLINE_S, lambda found: all(found.values()), count)
 
     async def _create_topic(self, http: Http, now: ClusterFile) -> None:
-        body = {
-            "topic_name": TOPIC,
-            "partitions_count": PARTITIONS,
-            "replication_factor": self._scenario.replication_factor,
-        }
-        await http.post_json(f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics", body)
+        await http.create_topic(
+            f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics",
+            TOPIC,
+            partitions=PARTITIONS,
+            replication_factor=self._scenario.replication_factor,
+        )
 
     # -- load and faults
 
     async def _load_and_break(self, http: Http, now: ClusterFile) -> ScenarioContext:
-        endpoints = [Endpoint(node.id, node.url) for node in now.brokers]
         history, clock = self._history, SystemClock()
         watch = Watch(http, history, now, clock, topic=TOPIC, partitions=PARTITIONS)
-        topic = (http, history, TOPIC, endpoints, clock, PARTITIONS)
+        topic = (http, history, TOPIC, now.brokers, clock, PARTITIONS)
         writers = UniqueWriters(*topic, watch, WRITERS_PER_PARTITION)
         readers = TailReaders(*topic)
         probe = MetadataProbe(
-            http, history, now.cluster_id, endpoints, clock, keeps_every=PROBE_KEEPS_EVERY
+            http, history, now.cluster_id, now.brokers, clock, keeps_every=PROBE_KEEPS_EVERY
         )
         local, shim, random = self._cluster.local, self._cluster.disks, Random(self._options.seed)
         context = ScenarioContext(
@@ -303,13 +301,7 @@ class ScenarioRun:
 
     async def _read(self, http: Http, broker: Node) -> Reading:
         await http.wait_ready(broker.url, READY_DEADLINE_S)
-        partitions = {
-            partition: await http.read_partition(
-                broker.url, TOPIC, partition, accept=NDJSON, max_bytes=READ_MAX_BYTES
-            )
-            for partition in range(PARTITIONS)
-        }
-        return Reading(broker.id, partitions)
+        return Reading(broker.id, await http.read_topic(broker.url, TOPIC, PARTITIONS))
 
     async def _disks_once_equal(self, served: Reading, context: ScenarioContext) -> list[Reading]:
         """Return the content of the replicas' disks, once all are equal or the deadline passed."""

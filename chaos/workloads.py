@@ -33,11 +33,12 @@ from chaos.history import (
     Record,
     Unacknowledged,
 )
-from chaos.http import JSON_V2, CallError, Failed, Stored, id_of
+from chaos.http import JSON_V2, V2, CallError, Failed, Stored, id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from chaos.cluster import Node
     from chaos.history import History
     from chaos.http import Http
     from chaos.watch import Watch
@@ -56,14 +57,6 @@ PACE_TICK_S = 0.02
 
 class LoadError(Exception):
     """A record can never be written: the server's error is not retriable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The public address of a broker."""
-
-    id: int
-    url: str
 
 
 @dataclass(slots=True)
@@ -110,7 +103,7 @@ class Load:
         http: Http,
         history: History,
         topic: str,
-        endpoints: Sequence[Endpoint],
+        endpoints: Sequence[Node],
         *,
         rows: range,
         rows_per_second: float,
@@ -253,7 +246,7 @@ class TopicClient:
     http: Http
     history: History
     topic: str
-    endpoints: Sequence[Endpoint]
+    endpoints: Sequence[Node]
     clock: Clock
     partitions: int
     _stopped: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -290,7 +283,7 @@ class UniqueWriters(TopicClient):
             for writer in range(self.partitions * self.writers_per_partition):
                 tasks.create_task(self._write(writer, writer % self.partitions))
 
-    def _through(self, writer: int, partition: int, turn: int) -> Endpoint:
+    def _through(self, writer: int, partition: int, turn: int) -> Node:
         is_last = writer >= self.partitions * (self.writers_per_partition - 1)
         leader = None if is_last else self.watch.leader_of(partition)
         others = [endpoint for endpoint in self.endpoints if endpoint.id != leader]
@@ -392,7 +385,7 @@ class MetadataProbe:
         http: Http,
         history: History,
         cluster_id: str,
-        endpoints: Sequence[Endpoint],
+        endpoints: Sequence[Node],
         clock: Clock,
         *,
         name: str = "probe",
@@ -424,10 +417,18 @@ class MetadataProbe:
             what = f"delete {created}" if created else f"create {self._name}-{number}"
             try:
                 if created is not None:
-                    await self._http.delete(f"{url}/{created}", ANSWER_DEADLINE_S)
+                    url = f"{url}/{created}"
+                    await self._http.call("DELETE", url, timeout_s=ANSWER_DEADLINE_S)
                     created = None
                 else:
-                    await self._create(url, f"{self._name}-{number}")
+                    # One replica: the write must not wait for a broker that another fault stopped.
+                    await self._http.create_topic(
+                        url,
+                        f"{self._name}-{number}",
+                        partitions=1,
+                        replication_factor=1,
+                        timeout_s=ANSWER_DEADLINE_S,
+                    )
                     creations += 1
                     if not self._keeps_every or creations % self._keeps_every:
                         created = f"{self._name}-{number}"
@@ -440,11 +441,6 @@ class MetadataProbe:
             )
             pause = self._interval_s - (answered_ms - due_ms) / 1000 if ok else PROBE_RETRY_AFTER_S
             await self._pause(pause)
-
-    async def _create(self, url: str, name: str) -> None:
-        # One replica, so that the write does not wait for a broker that another fault stopped.
-        body = {"topic_name": name, "partitions_count": 1, "replication_factor": 1}
-        await self._http.post_json(url, body, ANSWER_DEADLINE_S)
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -471,8 +467,6 @@ class GroupReaders(TopicClient):
     members: int
     committed: dict[int, int] = field(default_factory=dict, init=False)
     """Partition → the highest acknowledged commit, which is the next offset to read."""
-    instances: int = field(default=0, init=False)
-    """Number of instances created; exceeds the number of members if one was replaced."""
     coordinators: list[int] = field(default_factory=list, init=False)
     """Coordinators that brokers named, each change once, oldest first."""
     unasked: set[int] = field(default_factory=set, init=False)
@@ -499,27 +493,21 @@ class GroupReaders(TopicClient):
                 await asyncio.sleep(GROUP_PAUSE_AFTER_FAILURE_S)
             finally:
                 with suppress(CallError):
-                    await self.http.delete(instance, GIVE_UP_DEADLINE_S)
+                    await self.http.call("DELETE", instance, timeout_s=GIVE_UP_DEADLINE_S)
 
     async def _join(self, url: str, name: str) -> None:
-        body = {
-            "name": name,
-            "format": "json",
-            "auto.offset.reset": "earliest",
+        settings = {
             "auto.commit.enable": "false",
             "session.timeout.ms": str(SESSION_TIMEOUT_MS),
         }
         group = f"{url}/consumers/{self.name}"
-        await self.http.post_v2(group, body, CALL_DEADLINE_S)
-        self.instances += 1
-        topics = {"topics": [self.topic]}
-        path = f"{group}/instances/{name}/subscription"
-        await self.http.post_v2(path, topics, CALL_DEADLINE_S)
+        await self.http.join_group(group, name, self.topic, settings, CALL_DEADLINE_S)
 
     async def _read_and_commit(self, instance: str, name: str) -> None:
         url = f"{instance}/records?timeout={READ_TIMEOUT_MS}&max_bytes=65536"
         sent_ms = self.clock.monotonic_ms()
-        records = orjson.loads(await self.http.get_accepting(url, JSON_V2, CALL_DEADLINE_S))
+        answer = await self.http.call("GET", url, accept=JSON_V2, timeout_s=CALL_DEADLINE_S)
+        records = orjson.loads(answer.body)
         per_partition: dict[int, list[int]] = {}
         for record in records:
             per_partition.setdefault(record["partition"], []).append(record["offset"])
@@ -544,7 +532,8 @@ class GroupReaders(TopicClient):
             {"topic": self.topic, "partition": partition, "offset": offset}
             for partition, offset in last.items()
         ]
-        await self.http.post_v2(f"{instance}/offsets", {"offsets": rows}, CALL_DEADLINE_S)
+        url, body = f"{instance}/offsets", {"offsets": rows}
+        await self.http.call("POST", url, body, content_type=V2, timeout_s=CALL_DEADLINE_S)
         for partition, offset in last.items():
             self.history.add(
                 GroupCommit(
@@ -574,9 +563,4 @@ class GroupReaders(TopicClient):
 
     async def committed_offsets(self, url: str) -> dict[int, int]:
         """Return the group's committed offsets by partition, as this broker reports them in v3."""
-        listed = await self.http.get_json(f"{url}{self._described_at}/offsets", 3.0)
-        return {
-            row["partition_id"]: row["offset"]
-            for row in listed["data"]
-            if row["topic_name"] == self.topic
-        }
+        return await self.http.committed_offsets(url + self._described_at, self.topic)

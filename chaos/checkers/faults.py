@@ -16,7 +16,7 @@ from chaos.checkers.verdict import Verdict, verdict
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from chaos.history import Acknowledgement, Fault, History
+    from chaos.history import Fault, History
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def longest_produce_gap(history: History, since_ms: int, until_ms: int | None) -
     """
     last: dict[int, int] = {}
     longest = Gap(0, -1)
-    for ack in sorted(history.acknowledgements, key=_answer_time):
+    for ack in sorted(history.acknowledgements, key=lambda ack: ack.answered_ms):
         in_window = ack.answered_ms >= since_ms and (until_ms is None or ack.answered_ms < until_ms)
         for partition in {position.partition for position in ack.positions}:
             waited = ack.answered_ms - max(ack.due_ms, last.get(partition, ack.due_ms))
@@ -127,10 +127,6 @@ def check_load(history: History, min_load_after_fault_ms: int) -> Verdict:
         f"refused, {unknown} unknown; at least {(shortest or 0) / 1000:.1f} s of load per fault",
         faults,
     )
-
-
-def _answer_time(ack: Acknowledgement) -> int:
-    return ack.answered_ms
 
 
 def check_felt(history: History) -> Verdict:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 MAX_EXAMPLES = 5
 """Most examples kept per verdict."""
+SHOWN_CHARS_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ def verdict(name: str, figures: str, faults: list[str]) -> Verdict:
     return Verdict(name, not faults, figures, tuple(faults[:MAX_EXAMPLES]))
 
 
-def shown(text: bytes, width: int = 60) -> str:
-    """Return a record's text, shortened to `width` characters."""
+def shown(text: bytes) -> str:
+    """Return a record's text, shortened to `SHOWN_CHARS_MAX` characters."""
     decoded = text.decode(errors="replace")
-    return decoded if len(decoded) <= width else decoded[: width - 1] + "…"
+    return decoded if len(decoded) <= SHOWN_CHARS_MAX else decoded[: SHOWN_CHARS_MAX - 1] + "…"

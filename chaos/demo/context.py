@@ -22,17 +22,14 @@ from chaos.checkers.records import (
 )
 from chaos.history import Reading
 from chaos.http import CallError
-from chaos.workloads import Endpoint
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
-    from chaos.checkers.verdict import Verdict
     from chaos.cluster import ClusterFile, LocalCluster, Node
-    from chaos.history import History
     from chaos.http import Http
-    from chaos.run import Run, Screen
+    from chaos.run import Run
     from raft_metadata.common.clock import Clock
 
 
@@ -71,29 +68,6 @@ class DemoContext:
     starts itself."""
     held: Reading | None = None
 
-    @property
-    def history(self) -> History:
-        """The history of the run."""
-        return self.run.history
-
-    @property
-    def screen(self) -> Screen:
-        """The output of the run."""
-        return self.run.screen
-
-    @property
-    def directory(self) -> Path:
-        """The run's directory, removed with its content after a success."""
-        return self.run.directory
-
-    def judge(self, one: Verdict) -> None:
-        """Append a verdict and show it."""
-        self.run.judge(one)
-
-    def now(self) -> ClusterFile:
-        """Return the present content of cluster.json."""
-        return self.cluster.read()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
@@ -105,11 +79,6 @@ class Leg:
     name: str
     play: Callable[[DemoContext], Awaitable[None]]
     needs_spark: bool = False
-
-
-def endpoints(now: ClusterFile) -> list[Endpoint]:
-    """Return the brokers' public addresses."""
-    return [Endpoint(node.id, node.url) for node in now.brokers]
 
 
 async def partition_facts(
@@ -133,12 +102,9 @@ async def active_controller(http: Http, now: ClusterFile) -> tuple[Node | None, 
     return active, highest
 
 
-READ_MAX_BYTES = 4 << 20
-
-
 async def read_and_judge(context: DemoContext, accept: str, prefix: str) -> None:
     """Read the topic, set `context.held` to the result, and check it."""
-    now, history = context.now(), context.history
+    now, history = context.cluster.read(), context.run.history
     brokers = [node.id for node in now.brokers]
     readings = [
         await _read(context, now.node(broker), accept) for broker in readers_for(history, brokers)
@@ -151,20 +117,15 @@ async def read_and_judge(context: DemoContext, accept: str, prefix: str) -> None
         check_partitioner(history, PARTITIONS),
         check_repeats(history, readings[0]),
     ):
-        context.judge(replace(one, name=prefix + one.name))
+        context.run.judge(replace(one, name=prefix + one.name))
 
 
 async def _read(context: DemoContext, broker: Node, accept: str) -> Reading:
     await context.http.wait_ready(broker.url, FELT_DEADLINE_S)
     began = time.monotonic()
-    partitions = {
-        partition: await context.http.read_partition(
-            broker.url, TOPIC, partition, accept=accept, max_bytes=READ_MAX_BYTES
-        )
-        for partition in range(PARTITIONS)
-    }
+    partitions = await context.http.read_topic(broker.url, TOPIC, PARTITIONS, accept=accept)
     count = sum(len(lines) for lines in partitions.values())
-    context.screen.say(
+    context.run.screen.say(
         f"read {count:,} records through broker {broker.id} in "
         f"{time.monotonic() - began:.1f} s ({accept})"
     )

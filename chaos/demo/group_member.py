@@ -18,11 +18,10 @@ import time
 import zlib
 from pathlib import Path
 
-import aiohttp
 import msgspec
 
 from chaos.checkers.groups import Delivery
-from chaos.http import JSON_V2, V2
+from chaos.http import JSON_V2, CallError, Http
 
 SESSION_TIMEOUT_MS = 3_000
 AUTO_COMMIT_INTERVAL_MS = 500
@@ -44,10 +43,6 @@ class _FetchedRecord(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(list[_FetchedRecord]).decode
 
 
-class MemberError(Exception):
-    """The broker refused or did not answer; a read whose answer is lost cannot be repeated."""
-
-
 def digest(key: bytes, value: bytes) -> int:
     """Return the crc32 of a record's JSON texts."""
     return zlib.crc32(value, zlib.crc32(key))
@@ -60,76 +55,38 @@ def deliveries(out: Path) -> list[Delivery]:
     return [Delivery(*row) for row in ROW.iter_unpack(whole)]
 
 
-class Member:
-    """A consumer instance, always through the same broker. Owned by `main`."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str, group: str, name: str) -> None:
-        self._session = session
-        self._group = f"{url}/consumers/{group}"
-        self._name = name
-        self._instance = f"{self._group}/instances/{name}"
-
-    async def join(self, topic: str) -> None:
-        """Create the instance and subscribe."""
-        await self._call(
-            "POST",
-            self._group,
-            {
-                "name": self._name,
-                "format": "json",
-                "auto.offset.reset": "earliest",
-                "auto.commit.enable": "true",
-                "auto.commit.interval.ms": AUTO_COMMIT_INTERVAL_MS,
-                "session.timeout.ms": SESSION_TIMEOUT_MS,
-            },
-        )
-        await self._call("POST", f"{self._instance}/subscription", {"topics": [topic]})
-
-    async def read(self, max_bytes: int) -> bytes:
-        """Return the rows of one answer."""
-        query = f"timeout={READ_TIMEOUT_MS}&max_bytes={max_bytes}"
-        body = await self._call("GET", f"{self._instance}/records?{query}", accept=JSON_V2)
-        now_ms = time.monotonic_ns() // 1_000_000
-        return b"".join(
-            ROW.pack(now_ms, one.partition, one.offset, digest(bytes(one.key), bytes(one.value)))
-            for one in _decode(body)
-        )
-
-    async def leave(self) -> None:
-        """Delete the instance."""
-        await self._call("DELETE", self._instance)
-
-    async def _call(self, method: str, url: str, body: object = None, accept: str = V2) -> bytes:
-        data = None if body is None else msgspec.json.encode(body)
-        headers = {"Accept": accept} | ({"Content-Type": V2} if data is not None else {})
-        try:
-            async with self._session.request(method, url, data=data, headers=headers) as answer:
-                text = await answer.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            msg = f"{method} {url}: {error!r}"
-            raise MemberError(msg) from error
-        if not answer.ok:
-            msg = f"{method} {url}: {answer.status} {text[:300]!r}"
-            raise MemberError(msg)
-        return text
+async def _read(http: Http, instance: str, max_bytes: int) -> bytes:
+    """Return the rows of one answer."""
+    url = f"{instance}/records?timeout={READ_TIMEOUT_MS}&max_bytes={max_bytes}"
+    answer = await http.call("GET", url, accept=JSON_V2, timeout_s=CALL_TIMEOUT_S)
+    now_ms = time.monotonic_ns() // 1_000_000
+    return b"".join(
+        ROW.pack(now_ms, one.partition, one.offset, digest(bytes(one.key), bytes(one.value)))
+        for one in _decode(answer.body)
+    )
 
 
 async def _run(options: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     out = os.open(options.out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
     stdin = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        member = Member(session, options.url, options.group, options.name)
-        await member.join(options.topic)
+    settings = {
+        "auto.commit.enable": "true",
+        "auto.commit.interval.ms": AUTO_COMMIT_INTERVAL_MS,
+        "session.timeout.ms": SESSION_TIMEOUT_MS,
+    }
+    group = f"{options.url}/consumers/{options.group}"
+    instance = f"{group}/instances/{options.name}"
+    async with Http() as http:
+        await http.join_group(group, options.name, options.topic, settings, CALL_TIMEOUT_S)
         sys.stdout.write("joined\n")
         sys.stdout.flush()
         await stdin.readline()
         while not stdin.at_eof():
-            os.write(out, await member.read(options.max_bytes))
+            os.write(out, await _read(http, instance, options.max_bytes))
             await asyncio.sleep(WORK_S)
-        await member.leave()
+        await http.call("DELETE", instance, timeout_s=CALL_TIMEOUT_S)
     os.close(out)
 
 
@@ -142,7 +99,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     try:
         asyncio.run(_run(parser.parse_args()))
-    except MemberError as error:
+    except CallError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -27,9 +27,8 @@ from chaos.checkers.records import check_delays
 from chaos.checkers.verdict import Verdict, verdict
 from chaos.cluster import ClusterError
 from chaos.deadline import within
-from chaos.demo.context import READ_MAX_BYTES, TOPIC
+from chaos.demo.context import TOPIC
 from chaos.demo.group_member import ROW, SESSION_TIMEOUT_MS, deliveries, digest
-from chaos.http import NDJSON
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -77,7 +76,7 @@ async def play_group(context: DemoContext) -> None:
     fullest = max(held.partitions, key=lambda partition: len(held.partitions[partition]))
     began = time.monotonic()
     async with _members(context, held.partitions[fullest]) as members:
-        context.screen.say(
+        context.run.screen.say(
             f"group {GROUP}: {MEMBERS} members read {total:,} records, a broker each"
         )
         await _kill_at(members, fullest, int(KILL_AT_SHARE * len(held.partitions[fullest])))
@@ -85,18 +84,20 @@ async def play_group(context: DemoContext) -> None:
         killed = max(members, key=lambda member: _end(deliveries(member.out), fullest))
         killed.process.send_signal(signal.SIGKILL)
         await killed.process.wait()
-        context.screen.say(f"killed {killed.name}, which owned the fullest partition ({fullest})")
+        context.run.screen.say(
+            f"killed {killed.name}, which owned the fullest partition ({fullest})"
+        )
         await _read_whole(members, killed, total)
         await _leave([member for member in members if member is not killed])
         read = {member.name: deliveries(member.out) for member in members}
-    context.screen.say(f"group {GROUP} read everything in {time.monotonic() - began:.1f} s")
+    context.run.screen.say(f"group {GROUP} read everything in {time.monotonic() - began:.1f} s")
     for one in (
         check_all_delivered(held, _digests(held), read),
         check_one_owner(read, killed.name),
         check_taken_over(read, killed.name, fullest, at_ms, TAKE_OVER_LIMIT_MS),
-        await _check_committed(context.http, context.now(), held),
+        await _check_committed(context.http, context.cluster.read(), held),
     ):
-        context.judge(replace(one, name=f"group: {one.name}"))
+        context.run.judge(replace(one, name=f"group: {one.name}"))
 
 
 @asynccontextmanager
@@ -105,13 +106,13 @@ async def _members(context: DemoContext, fullest: Sequence[Line]) -> AsyncIterat
     stored = sum(len(line.key) + len(line.value) for line in fullest)
     least, most = READ_BYTES
     max_bytes = min(most, max(least, stored // READS_OF_FULLEST))
-    brokers = context.now().brokers
+    brokers = context.cluster.read().brokers
     members: list[_Member] = []
     try:
         for number in range(MEMBERS):
             broker = brokers[number % len(brokers)]
             name = f"member-{number + 1}"
-            members.append(await _start(broker, name, context.directory, max_bytes))
+            members.append(await _start(broker, name, context.run.directory, max_bytes))
         async with within(JOIN_DEADLINE_S, f"{MEMBERS} members have joined group {GROUP}"):
             for member in members:
                 assert member.process.stdout is not None
@@ -203,11 +204,8 @@ def _digests(held: Reading) -> Mapping[Place, int]:
 
 async def _check_committed(http: Http, now: ClusterFile, held: Reading) -> Verdict:
     """Check that the members which left had committed all their deliveries."""
-    path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{GROUP}/offsets"
-    answer = await http.get_json(now.brokers[-1].url + path)
-    committed = {
-        row["partition_id"]: row["offset"] for row in answer["data"] if row["topic_name"] == TOPIC
-    }
+    path = f"/v3/clusters/{now.cluster_id}/consumer-groups/{GROUP}"
+    committed = await http.committed_offsets(now.brokers[-1].url + path, TOPIC)
     ends = {
         partition: lines[-1].offset + 1 for partition, lines in held.partitions.items() if lines
     }
@@ -235,17 +233,21 @@ async def play_spark(context: DemoContext) -> None:
     held = context.held
     assert held is not None, "the legs before have read the topic back"
     began = time.monotonic()
-    context.screen.say(f"Spark: delays per carrier and month, from {TOPIC} into topic {RESULTS}")
-    table = await _query(context.now(), context.directory)
-    context.screen.say(f"Spark answered in {time.monotonic() - began:.1f} s")
+    context.run.screen.say(
+        f"Spark: delays per carrier and month, from {TOPIC} into topic {RESULTS}"
+    )
+    table = await _query(context.cluster.read(), context.run.directory)
+    context.run.screen.say(f"Spark answered in {time.monotonic() - began:.1f} s")
     lines = table.splitlines()
     for line in lines[:TABLE_LINES]:
-        context.screen.say(f"    {line}")
+        context.run.screen.say(f"    {line}")
     if len(lines) > TABLE_LINES:
-        context.screen.say(f"    … {len(lines) - TABLE_LINES} more")
+        context.run.screen.say(f"    … {len(lines) - TABLE_LINES} more")
     flights = [line for lines_of in held.partitions.values() for line in lines_of]
-    found = check_delays(flights, await _results(context.http, context.now().brokers[-1].url))
-    context.judge(replace(found, name=f"Spark: {found.name}"))
+    found = check_delays(
+        flights, await _results(context.http, context.cluster.read().brokers[-1].url)
+    )
+    context.run.judge(replace(found, name=f"Spark: {found.name}"))
 
 
 async def _results(http: Http, broker: str) -> list[Line]:
@@ -253,9 +255,7 @@ async def _results(http: Http, broker: str) -> list[Line]:
     return [
         line
         for one in described["partitions"]
-        for line in await http.read_partition(
-            broker, RESULTS, one["partition"], accept=NDJSON, max_bytes=READ_MAX_BYTES
-        )
+        for line in await http.read_partition(broker, RESULTS, one["partition"])
     ]
 
 

@@ -54,14 +54,14 @@ NETWORK_FOLDER = "network"
 async def play_network(context: DemoContext) -> None:
     """Play the scenario leader-cut as `quorumlog chaos run` does; its verdicts join the demo's."""
     seed = SystemRandom().randrange(1 << 32)
-    directory = context.directory / NETWORK_FOLDER
+    directory = context.run.directory / NETWORK_FOLDER
     directory.mkdir()
     cluster = ProxiedCluster(directory)
     context.clean_up.callback(cluster.leave_nothing)
     again = f"quorumlog chaos run {LEADER_CUT.name} --seed {seed} --duration {NETWORK_FAULT_S:g}"
-    context.screen.say(f"{LEADER_CUT.summary} (the same again: {again})")
+    context.run.screen.say(f"{LEADER_CUT.summary} (the same again: {again})")
     with (directory / HISTORY_FILE).open("wb") as file:
-        part = Run(directory, History([], file.write), context.screen)
+        part = Run(directory, History([], file.write), context.run.screen)
         options = RunOptions(seed=seed, duration_s=NETWORK_FAULT_S)
         try:
             await ScenarioRun(LEADER_CUT, cluster, part, options).play()

@@ -32,7 +32,6 @@ from chaos.demo.context import (
     REPLICATION_FACTOR,
     TOPIC,
     active_controller,
-    endpoints,
     partition_facts,
     read_and_judge,
 )
@@ -140,36 +139,35 @@ GAP_LIMIT_MS = 3000
 
 async def play_flights(context: DemoContext) -> None:
     """Create the topic, stream with faults, check the load, and read everything back."""
-    now = context.now()
-    body = {
-        "topic_name": TOPIC,
-        "partitions_count": PARTITIONS,
-        "replication_factor": REPLICATION_FACTOR,
-    }
-    url = f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics"
-    await context.http.post_json(url, body)
+    now = context.cluster.read()
+    await context.http.create_topic(
+        f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/topics",
+        TOPIC,
+        partitions=PARTITIONS,
+        replication_factor=REPLICATION_FACTOR,
+    )
     await _stream_and_break(context)
     _judge_load(context)
     await read_and_judge(context, NDJSON, "")
 
 
 async def _stream_and_break(context: DemoContext) -> None:
-    now, options = context.now(), context.options
-    rows = range(len(context.history.records))
+    now, options = context.cluster.read(), context.options
+    rows = range(len(context.run.history.records))
     duration_s = LOAD_BEFORE_FAULTS_S + 2 * options.load_after_fault_s
     load = Load(
         context.http,
-        context.history,
+        context.run.history,
         TOPIC,
-        endpoints(now),
+        now.brokers,
         rows=rows,
         rows_per_second=len(rows) / duration_s,
         clock=context.clock,
     )
     probe = MetadataProbe(
-        context.http, context.history, now.cluster_id, endpoints(now), context.clock
+        context.http, context.run.history, now.cluster_id, now.brokers, context.clock
     )
-    context.screen.say(f"streaming {len(rows):,} flights over {duration_s:g} s, acks=all")
+    context.run.screen.say(f"streaming {len(rows):,} flights over {duration_s:g} s, acks=all")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(probe.run())
         breaking = tasks.create_task(_break(context, load))
@@ -181,7 +179,7 @@ async def _stream_and_break(context: DemoContext) -> None:
 
 
 async def _show(context: DemoContext, load: Load, total: int) -> None:
-    with context.screen.bar(total) as bar:
+    with context.run.screen.bar(total) as bar:
         while load.attempt_counts.acknowledged < total:
             bar.show(load.attempt_counts.acknowledged, context.clock.monotonic_ms())
             await asyncio.sleep(0.1)
@@ -198,7 +196,7 @@ async def _break(context: DemoContext, load: Load) -> None:
 
 
 async def _kill_leader(context: DemoContext, load: Load) -> None:
-    http, now = context.http, context.now()
+    http, now = context.http, context.cluster.read()
     written = load.attempt_counts.per_partition
     fullest = max(written, key=lambda partition: written[partition])
     before = await partition_facts(http, now, now.brokers[0], fullest)
@@ -206,7 +204,9 @@ async def _kill_leader(context: DemoContext, load: Load) -> None:
     witness = next(node for node in now.brokers if node.id != leader.id)
     at_ms = context.clock.monotonic_ms()
     context.cluster.signal_node(leader, signal.SIGKILL)
-    context.screen.say(f"killed broker {leader.id}, leader of the fullest partition ({fullest})")
+    context.run.screen.say(
+        f"killed broker {leader.id}, leader of the fullest partition ({fullest})"
+    )
     after = before
     async with within(FELT_DEADLINE_S, f"partition {fullest} has another leader"):
         while after["leader_epoch"] <= before["leader_epoch"] or after["leader"] is None:
@@ -221,18 +221,20 @@ async def _kill_leader(context: DemoContext, load: Load) -> None:
         f"seen after {felt_ms / 1000:.2f} s"
     )
     target = f"partition {fullest}, broker {leader.id}"
-    context.history.add(Fault(name="leader killed", target=target, at_ms=at_ms, evidence=evidence))
+    context.run.history.add(
+        Fault(name="leader killed", target=target, at_ms=at_ms, evidence=evidence)
+    )
 
 
 async def _kill_controller(context: DemoContext) -> None:
-    http, now = context.http, context.now()
+    http, now = context.http, context.cluster.read()
     active, term = await active_controller(http, now)
     if active is None:
         msg = "no controller says it is the active one"
         raise ClusterError(msg)
     at_ms = context.clock.monotonic_ms()
     context.cluster.signal_node(active, signal.SIGKILL)
-    context.screen.say(f"killed controller {active.id}, the active one")
+    context.run.screen.say(f"killed controller {active.id}, the active one")
     successor, new_term = active, term
     async with within(FELT_DEADLINE_S, "another controller is active"):
         while new_term <= term:
@@ -242,7 +244,7 @@ async def _kill_controller(context: DemoContext) -> None:
                 successor, new_term = found, found_term
     felt_ms = context.clock.monotonic_ms() - at_ms
     await context.cluster.wait_restarted(active, FELT_DEADLINE_S)
-    context.history.add(
+    context.run.history.add(
         Fault(
             name="active controller killed",
             target=f"controller {active.id}",
@@ -254,13 +256,13 @@ async def _kill_controller(context: DemoContext) -> None:
 
 
 def _judge_load(context: DemoContext) -> None:
-    history = context.history
+    history = context.run.history
     least = min(MIN_LOAD_AFTER_FAULT_MS, int(context.options.load_after_fault_s * 1000) - 1000)
-    context.judge(check_load(history, least))
+    context.run.judge(check_load(history, least))
     for fault, until_ms in windows(history):
-        context.judge(check_produce_gap(history, fault, until_ms, GAP_LIMIT_MS))
+        context.run.judge(check_produce_gap(history, fault, until_ms, GAP_LIMIT_MS))
     fault, until_ms = windows(history)[-1]
-    context.judge(check_metadata_gap(history, fault, until_ms, GAP_LIMIT_MS))
+    context.run.judge(check_metadata_gap(history, fault, until_ms, GAP_LIMIT_MS))
 
 
 COME_BACK_LIMIT_S = 30.0
@@ -269,18 +271,18 @@ COME_BACK_LIMIT_S = 30.0
 async def play_restart(context: DemoContext) -> None:
     """Kill all, start again, write once per key, and read everything back."""
     count = context.cluster.kill_everything()
-    context.screen.say(f"killed all {count} processes at once; starting again")
+    context.run.screen.say(f"killed all {count} processes at once; starting again")
     began = time.monotonic()
     ready_s = await context.cluster.start()
-    records = context.history.records
+    records = context.run.history.records
     first = len(records)
     keys = list(dict.fromkeys(record.key for record in records))
     records.extend(Record(key, b'{"after": "restart"}') for key in keys)
     load = Load(
         context.http,
-        context.history,
+        context.run.history,
         TOPIC,
-        endpoints(context.now()),
+        context.cluster.read().brokers,
         rows=range(first, len(records)),
         rows_per_second=1e6,
         clock=context.clock,
@@ -289,7 +291,7 @@ async def play_restart(context: DemoContext) -> None:
         await load.run()
     writes_s = time.monotonic() - began
     late = writes_s > COME_BACK_LIMIT_S
-    context.judge(
+    context.run.judge(
         verdict(
             "comes back after kill -9 of all",
             f"{count} processes killed; ready after {ready_s:.1f} s, a write for each of "

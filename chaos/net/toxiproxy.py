@@ -242,8 +242,8 @@ def find_server(roots: Sequence[Path] | None = None) -> Path:
     raise NetworkError(msg)
 
 
-def free_port(taken: set[int] | None = None) -> int:
-    """Return a free port below those that the kernel gives to outgoing connections.
+def free_port(taken: set[int]) -> int:
+    """Return a free port below the kernel's range for outgoing connections; add it to `taken`.
 
     A disabled proxy closes its listener; no outgoing connection takes such a port meanwhile.
     """
@@ -254,7 +254,7 @@ def free_port(taken: set[int] | None = None) -> int:
     random = SystemRandom()
     while True:
         port = random.randrange(PORTS_FROM, max(end, PORTS_FROM + 1_000))
-        if taken is not None and port in taken:
+        if port in taken:
             continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -262,8 +262,7 @@ def free_port(taken: set[int] | None = None) -> int:
                 probe.bind((LOOPBACK, port))
             except OSError:
                 continue
-        if taken is not None:
-            taken.add(port)
+        taken.add(port)
         return port
 
 

@@ -50,7 +50,7 @@ async def test_a_removed_broker_folder_is_served_by_the_others_and_filled_again(
         assert cluster.kill_everything() == PROCESSES
         before = cluster.directory_id(f"broker-{lost}")
         cluster.remove_folder(f"broker-{lost}")
-        acknowledged = writer.history.acknowledged_rows()
+        acknowledged = writer.acknowledged()
         await cluster.start()
         assert cluster.directory_id(f"broker-{lost}") != before
         served = await cluster.fetch(cluster.others(lost)[0].id, topic)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from chaos.checkers.metadata import check_same_history, common_index
 from tests.support.live_cluster import Answer, LiveCluster, running
+from tests.support.same_history import check_same_history, common_index
 
 OPTIONS = ("--port", "0")
 

@@ -26,12 +26,12 @@ from chaos.cluster import (
     ClusterError,
     ClusterFile,
     LocalCluster,
+    Node,
     processes_of,
     quorumlog_command,
     runs,
 )
 from chaos.deadline import within
-from chaos.workloads import Endpoint
 
 WAIT_S = 20.0
 POLL_S = 0.03
@@ -158,18 +158,18 @@ class LiveCluster:
     # -- addresses
 
     @property
-    def brokers(self) -> list[Endpoint]:
-        return [Endpoint(node.id, node.url) for node in self.read().brokers]
+    def brokers(self) -> list[Node]:
+        return [*self.read().brokers]
 
     @property
-    def controllers(self) -> list[Endpoint]:
-        return [Endpoint(node.id, node.url) for node in self.read().controllers]
+    def controllers(self) -> list[Node]:
+        return [*self.read().controllers]
 
     def url(self, broker: int) -> str:
         """The broker's public address."""
         return self.read().node(broker).url
 
-    def others(self, *brokers: int) -> list[Endpoint]:
+    def others(self, *brokers: int) -> list[Node]:
         """All brokers but these."""
         return [endpoint for endpoint in self.brokers if endpoint.id not in brokers]
 

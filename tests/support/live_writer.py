@@ -15,10 +15,10 @@ from itertools import count
 
 from chaos.checkers.faults import Gap, longest_produce_gap
 from chaos.checkers.records import check_offsets, check_order, check_present, check_repeats
+from chaos.cluster import Node
 from chaos.deadline import within
 from chaos.history import Acknowledgement, History, Position, Reading, Record, Unacknowledged
-from chaos.http import NDJSON, Failed, Http
-from chaos.workloads import Endpoint
+from chaos.http import Failed, Http
 from raft_metadata.common.clock import SystemClock
 from tests.support.live_cluster import LiveCluster
 
@@ -27,7 +27,6 @@ PAUSE_S = 0.005
 """Between requests of a lane: two cores carry the cluster and its tests."""
 PAUSE_AFTER_FAILURE_S = 0.05
 PRODUCE_TIMEOUT_MS = 5000
-READ_BYTES = 4 << 20
 
 
 def key_for(partition: int, partitions: int, writer: int = 0) -> bytes:
@@ -44,7 +43,7 @@ class LiveWriter:
         http: Http,
         topic: str,
         partitions: int,
-        endpoints: Sequence[Endpoint],
+        endpoints: Sequence[Node],
         beside: LiveWriter | None = None,
     ) -> None:
         self.http = http
@@ -67,7 +66,7 @@ class LiveWriter:
         """Let every lane end with the answer it waits for."""
         self._stopping = True
 
-    def bind(self, endpoints: Sequence[Endpoint]) -> None:
+    def bind(self, endpoints: Sequence[Node]) -> None:
         """From the next request on, write through these brokers."""
         self.endpoints = list(endpoints)
 
@@ -95,7 +94,7 @@ class LiveWriter:
         self.history.records += [Record(key, b"[%d,%d]" % (partition, row)) for row in rows]
         return rows
 
-    async def _send(self, endpoint: Endpoint, rows: range, due_ms: int, sent_ms: int) -> int:
+    async def _send(self, endpoint: Node, rows: range, due_ms: int, sent_ms: int) -> int:
         """Send once, write down what was answered; how many were stored."""
         records = [self.history.records[row] for row in rows]
         results = await self.http.produce(endpoint.url, self.topic, records, PRODUCE_TIMEOUT_MS)
@@ -146,6 +145,10 @@ class LiveWriter:
         """The longest silence of a partition that ended after `since_ms`."""
         return longest_produce_gap(self.history, since_ms, None)
 
+    def acknowledged(self) -> int:
+        """The number of records acknowledged so far."""
+        return sum(len(one.positions) for one in self.history.acknowledgements)
+
     def unknown(self) -> list[str]:
         """The reasons of attempts whose outcome nobody knows."""
         return [one.reason for one in self.history.unacknowledged if one.unknown]
@@ -162,12 +165,7 @@ class LiveWriter:
         async with Http() as http:
             for endpoint in cluster.brokers:
                 if brokers is None or endpoint.id in brokers:
-                    partitions = {
-                        partition: await http.read_partition(
-                            endpoint.url, self.topic, partition, accept=NDJSON, max_bytes=READ_BYTES
-                        )
-                        for partition in range(self.partitions)
-                    }
+                    partitions = await http.read_topic(endpoint.url, self.topic, self.partitions)
                     readings.append(Reading(endpoint.id, partitions))
         verdicts = [
             check_present(self.history, readings),
@@ -189,7 +187,7 @@ async def writing(
     cluster: LiveCluster,
     topic: str,
     partitions: int,
-    endpoints: Sequence[Endpoint] | None = None,
+    endpoints: Sequence[Node] | None = None,
     beside: LiveWriter | None = None,
 ) -> AsyncIterator[LiveWriter]:
     """A writer at work through all brokers (or these); stopped, with all answers in, at the end.

@@ -19,10 +19,8 @@ from chaos.checkers.metadata import (
     check_churn,
     check_controllers_agree,
     check_one_leader_and_controller,
-    check_same_history,
     check_stepped_down,
     check_topics,
-    common_index,
 )
 from chaos.checkers.records import (
     check_repeats,
@@ -50,6 +48,7 @@ from chaos.history import (
     Unacknowledged,
     to_line,
 )
+from tests.support.same_history import check_same_history, common_index
 
 RECORDS = [Record(b'"k"', b'{"n":%d}' % n) for n in range(6)]
 LINES = [Line(offset, *record) for offset, record in enumerate(RECORDS)]

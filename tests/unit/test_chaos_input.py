@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from chaos.checkers.verdict import Verdict
-from chaos.cluster import LocalCluster, parse_cluster_file, processes_of
+from chaos.cluster import LocalCluster, Node, parse_cluster_file, processes_of
 from chaos.demo import main
 from chaos.demo.write_legs import DATA_SET, DataError, find_data, read_flights, records_of
 from chaos.history import (
@@ -29,15 +29,16 @@ from chaos.history import (
     Unacknowledged,
 )
 from chaos.http import (
+    JSON_V2,
+    NDJSON,
     Failed,
     Stored,
     classify_produce,
-    lines_of_array,
-    lines_of_ndjson,
+    lines_of,
     produce_body,
 )
 from chaos.run import Screen
-from chaos.workloads import Endpoint, Load, LoadError
+from chaos.workloads import Load, LoadError
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -172,10 +173,10 @@ def test_answer_4xx_is_refused_for_good() -> None:
 
 def test_lines_keep_key_and_value_text() -> None:
     ndjson = b'{"offset":4,"timestamp":1,"key":"A","value":{"b": 1,  "b":2}}\n'
-    assert lines_of_ndjson(ndjson) == [Line(4, b'"A"', b'{"b": 1,  "b":2}')]
+    assert lines_of(ndjson, NDJSON) == [Line(4, b'"A"', b'{"b": 1,  "b":2}')]
     array = b'[{"topic":"t","key":"A","value":{"b": 1,  "b":2},"partition":0,"offset":4}]'
-    assert lines_of_array(array) == [Line(4, b'"A"', b'{"b": 1,  "b":2}')]
-    assert lines_of_ndjson(b"") == lines_of_array(b"[]") == []
+    assert lines_of(array, JSON_V2) == [Line(4, b'"A"', b'{"b": 1,  "b":2}')]
+    assert lines_of(b"", NDJSON) == lines_of(b"[]", JSON_V2) == []
 
 
 # -- the load
@@ -210,7 +211,10 @@ class ScriptedHttp:
 
 def load_of(http: ScriptedHttp, records: list[Record]) -> tuple[Load, History]:
     history = History(records)
-    endpoints = [Endpoint(1, "http://one"), Endpoint(2, "http://two")]
+    endpoints = [
+        Node(id=number, kind="broker", pid=None, url=url, log="")
+        for number, url in ((1, "http://one"), (2, "http://two"))
+    ]
     load = Load(
         http,  # type: ignore[arg-type]
         history,
@@ -228,7 +232,11 @@ async def test_load_sends_each_keys_rows_in_order() -> None:
     http = ScriptedHttp()
     load, history = load_of(http, records)
     await load.run()
-    assert load.attempt_counts.acknowledged == history.acknowledged_rows() == 3000
+    assert (
+        load.attempt_counts.acknowledged
+        == sum(len(one.positions) for one in history.acknowledgements)
+        == 3000
+    )
     for key in (b'"0"', b'"1"', b'"2"'):
         sent = [int(r.value) for _, batch in http.sent for r in batch if r.key == key]
         assert sent == sorted(sent)
