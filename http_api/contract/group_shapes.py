@@ -109,10 +109,7 @@ class ConsumerLag:
 def group(links: Links, info: GroupInfo, group_epoch: int) -> JsonObject:
     """Return a group; ``group_epoch`` extends Confluent's fields."""
     path = (GROUPS, info.group)
-    return {
-        "kind": "KafkaConsumerGroup",
-        "metadata": links.metadata(f"consumer-group={info.group}", *path),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaConsumerGroup", f"consumer-group={info.group}", *path) | {
         "consumer_group_id": info.group,
         "is_simple": info.is_simple,
         "partition_assignor": info.assignor,
@@ -128,10 +125,8 @@ def group(links: Links, info: GroupInfo, group_epoch: int) -> JsonObject:
 def consumer(links: Links, group_id: str, member: GroupMember, *, is_manual: bool) -> JsonObject:
     """Return a live instance. ``instance_id`` is None, because there is no static membership."""
     path = (GROUPS, group_id, "consumers", member.member_id)
-    return {
-        "kind": "KafkaConsumer",
-        "metadata": links.metadata(f"consumer-group={group_id}/consumer={member.member_id}", *path),
-        "cluster_id": links.cluster_id,
+    crn = f"consumer-group={group_id}/consumer={member.member_id}"
+    return links.resource("KafkaConsumer", crn, *path) | {
         "consumer_group_id": group_id,
         "consumer_id": member.member_id,
         "instance_id": None,
@@ -147,11 +142,10 @@ def assignment(
 ) -> JsonObject:
     """Return a partition that an instance owns."""
     path = (GROUPS, group_id, "consumers", consumer_id, "assignments", topic)
-    crn = f"consumer-group={group_id}/consumer={consumer_id}/assignment={topic}"
-    return {
-        "kind": "KafkaConsumerAssignment",
-        "metadata": links.metadata(f"{crn}/partition={partition}", *path, "partitions", partition),
-        "cluster_id": links.cluster_id,
+    crn = (
+        f"consumer-group={group_id}/consumer={consumer_id}/assignment={topic}/partition={partition}"
+    )
+    return links.resource("KafkaConsumerAssignment", crn, *path, "partitions", partition) | {
         "consumer_group_id": group_id,
         "consumer_id": consumer_id,
         "topic_name": topic,
@@ -166,10 +160,7 @@ def lag(links: Links, group_id: str, found: ConsumerLag) -> JsonObject:
     at = found.committed
     path = (GROUPS, group_id, "lags", at.topic, "partitions", at.partition)
     crn = f"consumer-group={group_id}/lag={at.topic}/partition={at.partition}"
-    return {
-        "kind": "KafkaConsumerLag",
-        "metadata": links.metadata(crn, *path),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaConsumerLag", crn, *path) | {
         "consumer_group_id": group_id,
         "topic_name": at.topic,
         "partition_id": at.partition,
@@ -192,10 +183,12 @@ def lag_summary(links: Links, group_id: str, lags: Sequence[ConsumerLag]) -> Jso
     longest = max(known, key=lambda row: row.committed.lag or 0, default=None)
     owner = longest.consumer if longest is not None else ""
     worst = longest.committed if longest is not None else None
-    return {
-        "kind": "KafkaConsumerGroupLagSummary",
-        "metadata": links.metadata(f"consumer-group={group_id}/lag-summary", *path, "lag-summary"),
-        "cluster_id": links.cluster_id,
+    return links.resource(
+        "KafkaConsumerGroupLagSummary",
+        f"consumer-group={group_id}/lag-summary",
+        *path,
+        "lag-summary",
+    ) | {
         "consumer_group_id": group_id,
         "max_lag_consumer_id": owner,
         "max_lag_instance_id": None,

@@ -56,10 +56,7 @@ def claim_of(headers: Mapping[str, str]) -> Claim | None:
 
 def producer_id(links: Links, number: int) -> JsonObject:
     """Return the resource of a newly allocated producer id; its first epoch is 0."""
-    return {
-        "kind": "KafkaProducerId",
-        "metadata": links.metadata(f"producer-id={number}", "producer-ids", number),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaProducerId", f"producer-id={number}", "producer-ids", number) | {
         "producer_id": number,
         "producer_epoch": 0,
     }

@@ -9,7 +9,7 @@ topics, partitions; moves of replicas, elections, features, drains; configs, of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
@@ -44,10 +44,14 @@ class Links:
         """Return a link to a resource of the cluster."""
         return {"related": self.url(*path)}
 
-    def metadata(self, crn: str, *path: object) -> JsonObject:
-        """Return a resource's ``metadata``; ``crn`` is like ``topic=t/partition=0``, or empty."""
+    def resource(self, kind: str, crn: str, *path: object) -> JsonObject:
+        """Return what every resource begins with; ``crn`` is like ``topic=t/partition=0``."""
         name = f"crn:///kafka={self.cluster_id}" + (f"/{crn}" if crn else "")
-        return {"self": self.url(*path), "resource_name": name}
+        return {
+            "kind": kind,
+            "metadata": {"self": self.url(*path), "resource_name": name},
+            "cluster_id": self.cluster_id,
+        }
 
     def collection(self, kind: str, data: list[JsonObject], *path: object) -> JsonObject:
         """Return a list of resources. There are no pages, so ``next`` is always null."""
@@ -73,10 +77,7 @@ def cluster(links: Links, controller_id: int | None) -> JsonObject:
     Confluent's ``controller`` links to a broker; here controllers are no brokers, so the link is
     null and ``controller_id`` is added.
     """
-    return {
-        "kind": "KafkaCluster",
-        "metadata": links.metadata(""),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaCluster", "") | {
         "controller": None,
         "controller_id": controller_id,
         "acls": links.related("acls"),
@@ -92,10 +93,7 @@ def broker(links: Links, info: BrokerInfo) -> JsonObject:
     """Return a broker: Confluent's fields, and its state and share of the partitions."""
     host, _, port = info.url.removeprefix("http://").rpartition(":")
     path = ("brokers", info.broker_id)
-    return {
-        "kind": "KafkaBroker",
-        "metadata": links.metadata(f"broker={info.broker_id}", *path),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaBroker", f"broker={info.broker_id}", *path) | {
         "broker_id": info.broker_id,
         "host": host.strip("[]"),
         "port": int(port),
@@ -115,10 +113,7 @@ def topic(
 ) -> JsonObject:
     """Return a topic."""
     path = ("topics", name)
-    return {
-        "kind": "KafkaTopic",
-        "metadata": links.metadata(f"topic={name}", *path),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaTopic", f"topic={name}", *path) | {
         "topic_name": name,
         "topic_id": topic_id,
         "is_internal": name in INTERNAL_TOPICS,
@@ -133,10 +128,9 @@ def topic(
 def partition(links: Links, info: PartitionInfo) -> JsonObject:
     """Return a partition: Confluent's fields, and our epochs, replicas and ISR."""
     path = ("topics", info.topic, "partitions", info.partition)
-    return {
-        "kind": "KafkaPartition",
-        "metadata": links.metadata(f"topic={info.topic}/partition={info.partition}", *path),
-        "cluster_id": links.cluster_id,
+    return links.resource(
+        "KafkaPartition", f"topic={info.topic}/partition={info.partition}", *path
+    ) | {
         "topic_name": info.topic,
         "partition_id": info.partition,
         "leader": (None if info.leader is None else links.related(*path, "replicas", info.leader)),
@@ -158,10 +152,7 @@ def replica(links: Links, info: PartitionInfo, broker_id: int) -> JsonObject:
     """Return a replica of a partition; ``is_eligible`` if it is in the ISR or the ELR (KIP-966)."""
     crn = f"topic={info.topic}/partition={info.partition}/replica={broker_id}"
     path = ("topics", info.topic, "partitions", info.partition, "replicas", broker_id)
-    return {
-        "kind": "KafkaReplica",
-        "metadata": links.metadata(crn, *path),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaReplica", crn, *path) | {
         "topic_name": info.topic,
         "partition_id": info.partition,
         "broker_id": broker_id,
@@ -177,10 +168,9 @@ def partition_offsets(
 ) -> JsonObject:
     """Return both ends of a partition."""
     path = ("topics", topic_name, "partitions", partition_id, "offset")
-    return {
-        "kind": "KafkaPartitionWithOffsets",
-        "metadata": links.metadata(f"topic={topic_name}/partition={partition_id}", *path),
-        "cluster_id": links.cluster_id,
+    return links.resource(
+        "KafkaPartitionWithOffsets", f"topic={topic_name}/partition={partition_id}", *path
+    ) | {
         "topic_name": topic_name,
         "partition_id": partition_id,
         "earliest_offset": earliest,
@@ -191,10 +181,9 @@ def partition_offsets(
 def log_start(links: Links, topic_name: str, partition_id: int, offset: int) -> JsonObject:
     """Return a partition's log start offset after records were deleted."""
     path = ("topics", topic_name, "partitions", partition_id)
-    return {
-        "kind": "KafkaPartitionLogStart",
-        "metadata": links.metadata(f"topic={topic_name}/partition={partition_id}", *path),
-        "cluster_id": links.cluster_id,
+    return links.resource(
+        "KafkaPartitionLogStart", f"topic={topic_name}/partition={partition_id}", *path
+    ) | {
         "topic_name": topic_name,
         "partition_id": partition_id,
         "log_start_offset": offset,
@@ -209,10 +198,7 @@ def reassignment(links: Links, info: ReassignmentInfo) -> JsonObject:
     """Return a reassignment; ``replica_ids``, ``leader_end_offset`` and ``progress`` are ours."""
     place = ("topics", info.topic, "partitions", info.partition)
     crn = f"topic={info.topic}/partition={info.partition}/reassignment"
-    return {
-        "kind": "KafkaReassignment",
-        "metadata": links.metadata(crn, *place, "reassignment"),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaReassignment", crn, *place, "reassignment") | {
         "topic_name": info.topic,
         "partition_id": info.partition,
         "adding_replicas": list(info.adding),
@@ -220,15 +206,7 @@ def reassignment(links: Links, info: ReassignmentInfo) -> JsonObject:
         "replicas": links.related(*place, "replicas"),
         "replica_ids": list(info.replicas),
         "leader_end_offset": info.leader_end_offset,
-        "progress": [
-            {
-                "broker_id": one.broker_id,
-                "log_end_offset": one.log_end_offset,
-                "lag": one.lag,
-                "is_in_sync": one.is_in_sync,
-            }
-            for one in info.progress
-        ],
+        "progress": [asdict(one) for one in info.progress],
     }
 
 
@@ -237,10 +215,7 @@ def election(
 ) -> JsonObject:
     """Return the result of a partition's election; ``failure`` is (REST code, message)."""
     place = ("topics", topic, "partitions", partition)
-    return {
-        "kind": "KafkaLeaderElection",
-        "metadata": links.metadata(f"topic={topic}/partition={partition}", *place),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaLeaderElection", f"topic={topic}/partition={partition}", *place) | {
         "topic_name": topic,
         "partition_id": partition,
         "leader": None if leader is None else links.related(*place, "replicas", leader),
@@ -252,10 +227,7 @@ def election(
 
 def features(links: Links, info: Features) -> JsonObject:
     """Return the finalized level, and the levels that each broker supports."""
-    return {
-        "kind": "KafkaFeatures",
-        "metadata": links.metadata("feature=metadata.version", "features"),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaFeatures", "feature=metadata.version", "features") | {
         "metadata_version": info.metadata_version,
         "supported_min": info.supported_min,
         "supported_max": info.supported_max,
@@ -328,10 +300,7 @@ CLUSTER_OWNER = ConfigOwner(
 
 def config(links: Links, owner: ConfigOwner, info: ConfigInfo) -> JsonObject:
     """Return a config of a topic, a broker or the cluster."""
-    return {
-        "kind": owner.kind,
-        "metadata": links.metadata(owner.crn + info.name, *owner.path, info.name),
-        "cluster_id": links.cluster_id,
+    return links.resource(owner.kind, owner.crn + info.name, *owner.path, info.name) | {
         **dict(owner.fields),
         "name": info.name,
         "value": info.value,

@@ -26,10 +26,7 @@ def quorum(
     ``answers`` maps each controller to its own state, or None if it does not answer. ``urls`` maps
     it to its URL. ``is_from_leader`` is True if ``told_by`` is the active controller.
     """
-    return {
-        "kind": "KafkaQuorum",
-        "metadata": links.metadata("quorum", "quorum"),
-        "cluster_id": links.cluster_id,
+    return links.resource("KafkaQuorum", "quorum", "quorum") | {
         "leader_id": told_by.node_id if is_from_leader else told_by.leader_id,
         "leader_epoch": told_by.term,
         "high_watermark": told_by.next_offset,

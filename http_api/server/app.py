@@ -33,10 +33,10 @@ from http_api.server.routes.v2.produce_records import ProduceRoutes
 from http_api.server.routes.v2.topic_metadata import MetadataRoutes
 from http_api.server.routes.v3.brokers import BrokerRoutes
 from http_api.server.routes.v3.cluster_metadata import ClusterMetadataRoutes
-from http_api.server.routes.v3.clusters import ClusterRoutes, ProducerIdRoutes
+from http_api.server.routes.v3.clusters import ClusterRoutes
 from http_api.server.routes.v3.configs import ConfigRoutes
 from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
-from http_api.server.routes.v3.partitions import ElectionRoutes, PartitionRoutes, ReassignmentRoutes
+from http_api.server.routes.v3.partitions import PartitionRoutes, ReassignmentRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
 from http_api.server.routing import PathRouter
 from raft_metadata.common.clock import SystemClock
@@ -84,8 +84,6 @@ def build_app(
         TopicRoutes(context),
         PartitionRoutes(context),
         ReassignmentRoutes(context),
-        ElectionRoutes(context),
-        ProducerIdRoutes(context),
         ConsumerGroupRoutes(context),
         ClusterMetadataRoutes(context),
         OpsRoutes(context),

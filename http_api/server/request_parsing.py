@@ -15,7 +15,7 @@ import orjson
 from aiohttp import hdrs, web
 
 from http_api.contract.errors import RestCode, RestError, envelope, excerpt, excerpt_of_value
-from http_api.contract.media_types import JSON, essence
+from http_api.contract.media_types import JSON, choose_reply, essence
 from http_api.contract.v2 import check_name
 from http_api.server.answers import error_type, reply
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
@@ -90,12 +90,12 @@ BODY_READ_TIMEOUT_S = 60.0
 """Longest time for a body to arrive, else 408: a silent client holds memory. The largest body takes
 this long at 300 KB/s."""
 MAX_ADMIN_BODY_BYTES = 1_048_576
+"""Largest admin body: a thousand changes with the longest names. Decoding more would block the
+loop for too long."""
 INT32_MAX = 2**31 - 1
 """Largest partition number, broker id or epoch."""
 OFFSET_MAX = 10**18 - 1
 """Largest offset or timestamp that any path takes."""
-"""Largest admin body: a thousand changes with the longest names. Decoding more would block the
-loop for too long."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -217,6 +217,12 @@ def not_acceptable(request: web.BaseRequest, *taken: str) -> RestError:
         f"HTTP 406 Not Acceptable: Accept '{accept}' takes nothing this path answers with, "
         f"which is {', '.join(taken)}",
     )
+
+
+def check_accept(request: web.BaseRequest, replies: Mapping[str, str]) -> None:
+    """Raise the 406 unless Accept allows one of the types in ``replies``."""
+    if choose_reply(accept_of(request), replies) is None:
+        raise not_acceptable(request, *dict.fromkeys(replies.values()))
 
 
 def check_fields(fields: dict[str, Any], known: Sequence[str], where: str = "") -> None:

@@ -256,9 +256,7 @@ def commit(fields: dict[str, Any]) -> tuple[GroupOffset, ...] | None:
         metadata = row.get("metadata")
         if not isinstance(metadata, str | None):
             raise unprocessable("'metadata': expected a string")
-        found.append(
-            GroupOffset(place.topic, place.partition, row_offset(row, "offset"), metadata or "")
-        )
+        found.append(GroupOffset(place.topic, place.partition, _offset(row), metadata or ""))
     return tuple(found)
 
 
@@ -274,16 +272,21 @@ def positions(fields: dict[str, Any]) -> tuple[SeekTarget, ...]:
     found = []
     for row in _rows(fields, "offsets") if fields.get("offsets") is not None else ():
         place = _place(row)
-        found.append(SeekTarget(place.topic, place.partition, row_offset(row, "offset")))
+        found.append(SeekTarget(place.topic, place.partition, _offset(row)))
     for row in _rows(fields, "timestamps") if fields.get("timestamps") is not None else ():
         place = _place(row)
         found.append(SeekTarget(place.topic, place.partition, AtTime(_time_ms(row))))
     return tuple(found)
 
 
-def edges(fields: dict[str, Any], edge: Edge) -> tuple[SeekTarget, ...]:
-    """Return targets at one end of the log for ``{"partitions": [{"topic", "partition"}]}``."""
-    return tuple(SeekTarget(at.topic, at.partition, edge) for at in partitions(fields))
+def beginnings(fields: dict[str, Any]) -> tuple[SeekTarget, ...]:
+    """Return targets at the log start for ``{"partitions": [{"topic", "partition"}]}``."""
+    return tuple(SeekTarget(*place, Edge.BEGINNING) for place in partitions(fields))
+
+
+def ends(fields: dict[str, Any]) -> tuple[SeekTarget, ...]:
+    """Return targets after the last record for ``{"partitions": [{"topic", "partition"}]}``."""
+    return tuple(SeekTarget(*place, Edge.END) for place in partitions(fields))
 
 
 def _only(fields: dict[str, Any], *known: str) -> None:
@@ -321,12 +324,11 @@ def _place(row: dict[str, Any]) -> TopicPartition:
     return TopicPartition(topic, PartitionId(number))
 
 
-def row_offset(row: dict[str, Any], name: str) -> int:
-    """Return an offset of a row."""
-    number = _number(row.get(name))
+def _offset(row: dict[str, Any]) -> int:
+    number = _number(row.get("offset"))
     if number is None or not 0 <= number <= OFFSET_MAX:
-        got = excerpt_of_value(row.get(name))
-        raise unprocessable(f"'{name}' is {got}, expected an offset from 0 on")
+        got = excerpt_of_value(row.get("offset"))
+        raise unprocessable(f"'offset' is {got}, expected an offset from 0 on")
     return number
 
 

@@ -9,7 +9,8 @@ its answer (decision D7). Reading moves positions, so it is no pure read, though
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -20,7 +21,6 @@ from broker.coordinator.group_messages import (
     CreateInstance,
     DeleteInstance,
     DescribeInstance,
-    Edge,
     Poll,
     Seek,
     SeekTarget,
@@ -39,15 +39,24 @@ from http_api.contract.media_types import (
 )
 from http_api.contract.v2 import check_name
 from http_api.server.answers import ERROR_TYPE, MOVES_POSITIONS, json_reply, reply
-from http_api.server.request_parsing import accept_of, bad_parameter, not_acceptable, parse_integer
+from http_api.server.request_parsing import (
+    accept_of,
+    bad_parameter,
+    check_accept,
+    not_acceptable,
+    parse_integer,
+)
 from http_api.server.routes.v2 import consumer_bodies as bodies
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from aiohttp import web
 
-    from broker.coordinator.group_messages import GroupRequest, InstanceDescription
+    from broker.coordinator.group_messages import GroupRequest
+    from http_api.contract.group_shapes import JsonObject
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
 
@@ -75,23 +84,26 @@ class ConsumerRoutes:
         group = "/consumers/{group}"
         instance = group + "/instances/{instance}"
         router.add("POST", group, self.create, V2)
-        router.add("DELETE", instance, self.delete, V2)
-        router.add("POST", instance + "/subscription", self.subscribe, V2)
-        router.add("GET", instance + "/subscription", self.subscription, V2)
-        router.add("DELETE", instance + "/subscription", self.unsubscribe, V2)
-        router.add("POST", instance + "/assignments", self.assign, V2)
-        router.add("GET", instance + "/assignments", self.assignments, V2)
         router.add("GET", instance + "/records", self.records, V2)
-        router.add("POST", instance + "/offsets", self.commit, V2)
-        router.add("GET", instance + "/offsets", self.offsets, V2)
-        router.add("POST", instance + "/positions", self.seek, V2)
-        router.add("POST", instance + "/positions/beginning", self.seek_to_beginning, V2)
-        router.add("POST", instance + "/positions/end", self.seek_to_end, V2)
+        for method, path, handler in (
+            ("DELETE", "", self.delete),
+            ("POST", "/subscription", self.subscribe),
+            ("GET", "/subscription", self.subscription),
+            ("DELETE", "/subscription", self.unsubscribe),
+            ("POST", "/assignments", self.assign),
+            ("GET", "/assignments", self.assignments),
+            ("POST", "/offsets", self.commit),
+            ("GET", "/offsets", self.offsets),
+            ("POST", "/positions", partial(self.seek, bodies.positions)),
+            ("POST", "/positions/beginning", partial(self.seek, bodies.beginnings)),
+            ("POST", "/positions/end", partial(self.seek, bodies.ends)),
+        ):
+            router.add(method, instance + path, partial(_answer, handler), V2)
 
     async def create(self, request: web.Request, group: str) -> web.Response:
         """Create an instance of the group; its name is the client's, or generated."""
         group_id = GroupId(check_name("group_name", group))
-        _check_accept(request)
+        check_accept(request, CONSUMER_REPLIES)
         wanted = bodies.new_instance(await bodies.read_object(request, self._limits.max_body_bytes))
         made = await self._send_to_coordinator(
             CreateInstance(
@@ -107,57 +119,51 @@ class ConsumerRoutes:
         )
         return json_reply(group_shapes.created_instance(made.instance, uri), V2, headers=headers)
 
-    async def delete(self, request: web.Request, group: str, instance: str) -> web.Response:
+    async def delete(self, _: web.Request, group: GroupId, instance: InstanceId) -> None:
         """Remove the instance, which leaves the group at once."""
-        group_id, member = _enter(request, group, instance)
-        await self._send_to_coordinator(DeleteInstance(group=group_id, instance=member))
-        return _done()
+        await self._send_to_coordinator(DeleteInstance(group=group, instance=instance))
 
     # subscription and assignment
 
-    async def subscribe(self, request: web.Request, group: str, instance: str) -> web.Response:
+    async def subscribe(self, request: web.Request, group: GroupId, instance: InstanceId) -> None:
         """Subscribe; 204 after the join, so that the first read is not empty.
 
         An empty list of topics unsubscribes, as DELETE does.
         """
-        group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         topics, pattern = bodies.subscription(fields)
         if topics is not None and not topics:
-            await self._send_to_coordinator(Unsubscribe(group=group_id, instance=member))
-            return _done()
+            await self.unsubscribe(request, group, instance)
+            return
         await self._subscribe_or_assign(
-            Subscribe(group=group_id, instance=member, topics=topics, pattern=pattern)
+            Subscribe(group=group, instance=instance, topics=topics, pattern=pattern)
         )
-        return _done()
 
-    async def subscription(self, request: web.Request, group: str, instance: str) -> web.Response:
+    async def subscription(
+        self, _: web.Request, group: GroupId, instance: InstanceId
+    ) -> JsonObject:
         """Answer the subscribed topics; after a pattern, the topics it matched."""
-        found = await self._describe(request, group, instance)
+        found = await self._send_to_coordinator(DescribeInstance(group=group, instance=instance))
         if found.settings.strimzi:
-            return json_reply(group_shapes.strimzi_subscription(found.topics, found.assignment), V2)
-        return json_reply({"topics": list(found.topics)}, V2)
+            return group_shapes.strimzi_subscription(found.topics, found.assignment)
+        return {"topics": list(found.topics)}
 
-    async def unsubscribe(self, request: web.Request, group: str, instance: str) -> web.Response:
+    async def unsubscribe(self, _: web.Request, group: GroupId, instance: InstanceId) -> None:
         """End the subscription, or the manual assignment."""
-        group_id, member = _enter(request, group, instance)
-        await self._send_to_coordinator(Unsubscribe(group=group_id, instance=member))
-        return _done()
+        await self._send_to_coordinator(Unsubscribe(group=group, instance=instance))
 
-    async def assign(self, request: web.Request, group: str, instance: str) -> web.Response:
+    async def assign(self, request: web.Request, group: GroupId, instance: InstanceId) -> None:
         """Assign partitions by hand, outside of the group's rebalancing."""
-        group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         partitions = bodies.partitions(fields)
         await self._subscribe_or_assign(
-            Assign(group=group_id, instance=member, partitions=partitions)
+            Assign(group=group, instance=instance, partitions=partitions)
         )
-        return _done()
 
-    async def assignments(self, request: web.Request, group: str, instance: str) -> web.Response:
+    async def assignments(self, _: web.Request, group: GroupId, instance: InstanceId) -> JsonObject:
         """Answer the partitions that the instance owns now."""
-        found = await self._describe(request, group, instance)
-        return json_reply(group_shapes.partitions(found.assignment), V2)
+        found = await self._send_to_coordinator(DescribeInstance(group=group, instance=instance))
+        return group_shapes.partitions(found.assignment)
 
     # reading
 
@@ -209,63 +215,45 @@ class ConsumerRoutes:
 
     # offsets and positions
 
-    async def commit(self, request: web.Request, group: str, instance: str) -> web.Response:
+    async def commit(
+        self, request: web.Request, group: GroupId, instance: InstanceId
+    ) -> list[JsonObject] | None:
         """Commit these offsets, or everything delivered if the body is empty or ``{}``."""
-        group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(
             request, self._limits.max_body_bytes, empty_needs_no_type=True
         )
         offsets = bodies.commit(fields)
         done = await self._send_to_coordinator(
-            Commit(group=group_id, instance=member, offsets=offsets)
+            Commit(group=group, instance=instance, offsets=offsets)
         )
-        return _done() if done.strimzi else json_reply([], V2)
+        return None if done.strimzi else []
 
-    async def offsets(self, request: web.Request, group: str, instance: str) -> web.Response:
+    async def offsets(
+        self, request: web.Request, group: GroupId, instance: InstanceId
+    ) -> JsonObject:
         """Answer the committed offsets of the body's partitions; without a body, of its own."""
-        group_id, member = _enter(request, group, instance)
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
         partitions = bodies.partitions(fields) if fields else None
         found = await self._send_to_coordinator(
-            CommittedOffsets(group=group_id, instance=member, partitions=partitions)
+            CommittedOffsets(group=group, instance=instance, partitions=partitions)
         )
-        rows = ((row.topic, row.partition, row.offset, row.metadata) for row in found)
-        return json_reply(group_shapes.offsets(rows), V2)
+        return group_shapes.offsets(
+            (row.topic, row.partition, row.offset, row.metadata) for row in found
+        )
 
-    async def seek(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Set the next offsets to read, by offset or as the first records at or after a time."""
-        group_id, member = _enter(request, group, instance)
+    async def seek(
+        self,
+        targets_of: Callable[[dict[str, Any]], tuple[SeekTarget, ...]],
+        request: web.Request,
+        group: GroupId,
+        instance: InstanceId,
+    ) -> None:
+        """Set the next offsets to read: by offset, by time, or one end of the log."""
         fields = await bodies.read_object(request, self._limits.max_body_bytes)
-        targets = bodies.positions(fields)
-        await self._send_to_coordinator(Seek(group=group_id, instance=member, targets=targets))
-        return _done()
-
-    async def seek_to_beginning(
-        self, request: web.Request, group: str, instance: str
-    ) -> web.Response:
-        """Read on at the log start offset."""
-        return await self._seek_to(Edge.BEGINNING, request, group, instance)
-
-    async def seek_to_end(self, request: web.Request, group: str, instance: str) -> web.Response:
-        """Read on after the last record."""
-        return await self._seek_to(Edge.END, request, group, instance)
-
-    async def _seek_to(
-        self, edge: Edge, request: web.Request, group: str, instance: str
-    ) -> web.Response:
-        group_id, member = _enter(request, group, instance)
-        fields = await bodies.read_object(request, self._limits.max_body_bytes)
-        targets = bodies.edges(fields, edge)
-        await self._send_to_coordinator(Seek(group=group_id, instance=member, targets=targets))
-        return _done()
+        targets = targets_of(fields)
+        await self._send_to_coordinator(Seek(group=group, instance=instance, targets=targets))
 
     # requests to the coordinator
-
-    async def _describe(
-        self, request: web.Request, group: str, instance: str
-    ) -> InstanceDescription:
-        group_id, member = _enter(request, group, instance)
-        return await self._send_to_coordinator(DescribeInstance(group=group_id, instance=member))
 
     async def _subscribe_or_assign(self, request: Subscribe | Assign) -> None:
         """Subscribe or assign; 409 if the instance already uses the other way."""
@@ -296,25 +284,22 @@ def _names(group: str, instance: str) -> tuple[GroupId, InstanceId]:
     return group_id, InstanceId(check_name("instance_name", instance))
 
 
-def _enter(request: web.Request, group: str, instance: str) -> tuple[GroupId, InstanceId]:
-    """Return the names in an instance's path; checks the names, then Accept."""
+async def _answer(
+    handler: Callable[[web.Request, GroupId, InstanceId], Awaitable[Any]],
+    request: web.Request,
+    group: str,
+    instance: str,
+) -> web.Response:
+    """Check the names in an instance's path, then Accept; answer a None of the handler with 204."""
     names = _names(group, instance)
-    _check_accept(request)
-    return names
-
-
-def _check_accept(request: web.Request) -> None:
-    if choose_reply(accept_of(request), CONSUMER_REPLIES) is None:
-        raise not_acceptable(request, V2)
+    check_accept(request, CONSUMER_REPLIES)
+    value = await handler(request, *names)
+    return reply(b"", V2, 204) if value is None else json_reply(value, V2)
 
 
 def _is_gone(request: web.Request) -> bool:
     """Return True if the client has closed its connection."""
     return request.transport is None or request.transport.is_closing()
-
-
-def _done() -> web.Response:
-    return reply(b"", V2, 204)
 
 
 def _at_most(request: web.Request, name: str, low: int, most: int) -> int | None:

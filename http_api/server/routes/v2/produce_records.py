@@ -30,7 +30,6 @@ from http_api.contract.media_types import (
     V2_JSON,
     V2_REPLIES,
     EmbeddedFormat,
-    choose_reply,
     produce_format,
 )
 from http_api.server.answers import RETRY_LATER, reply
@@ -41,9 +40,8 @@ from http_api.server.image_lookup import (
     unknown_topic_hint,
 )
 from http_api.server.request_parsing import (
-    accept_of,
     bad_parameter,
-    not_acceptable,
+    check_accept,
     partition_id,
     query_integer,
     read_body,
@@ -101,8 +99,7 @@ class ProduceRoutes:
         embedded = produce_format(content_type)
         if embedded is None:
             raise unsupported_media_type(content_type, V2_JSON)
-        if choose_reply(accept_of(request), V2_REPLIES) is None:
-            raise not_acceptable(request, V2)
+        check_accept(request, V2_REPLIES)
         acks, timeout_ms = self._acks_and_timeout(request)
         claim = claim_of(request.headers)
         stored_as = STORED_FORMATS.get(embedded)

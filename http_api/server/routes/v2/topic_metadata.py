@@ -8,10 +8,10 @@ from aiohttp import web
 
 from http_api.contract import v2
 from http_api.contract.errors import RestCode
-from http_api.contract.media_types import V2, V2_REPLIES, choose_reply
+from http_api.contract.media_types import V2, V2_REPLIES
 from http_api.server.answers import json_reply
 from http_api.server.image_lookup import NOT_HOSTED, live_brokers, partition_or_404, topic_or_404
-from http_api.server.request_parsing import accept_of, not_acceptable, partition_id, topic_name
+from http_api.server.request_parsing import check_accept, partition_id, topic_name
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
@@ -87,6 +87,5 @@ def _partitions(topic: TopicImage) -> list[v2.JsonObject]:
 
 
 def _reply(request: web.Request, value: Any) -> web.Response:
-    if choose_reply(accept_of(request), V2_REPLIES) is None:
-        raise not_acceptable(request, V2)
+    check_accept(request, V2_REPLIES)
     return json_reply(value, V2)

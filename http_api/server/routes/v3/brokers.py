@@ -14,7 +14,7 @@ from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
 from http_api.contract.resources import BrokerInfo, DrainProgress, StuckPartition
 from http_api.contract.v3 import JsonObject, drain_progress
-from http_api.server.answers import json_reply, reply
+from http_api.server.answers import reply
 from http_api.server.image_lookup import each_partition, live_brokers
 from http_api.server.request_parsing import (
     bad_parameter,
@@ -108,16 +108,15 @@ class BrokerRoutes(V3Routes):
         self._counts = PartitionCounts()
 
     def add_to(self, router: PathRouter) -> None:
-        brokers = "/v3/clusters/{cluster}/brokers"
-        router.add("GET", brokers, self.list_brokers, JSON)
-        router.add("GET", brokers + "/{broker}", self.describe, JSON)
-        router.add("DELETE", brokers + "/{broker}", self.unregister, JSON)
-        router.add("POST", brokers + "/{broker}:drain", self.drain, JSON)
-        router.add("GET", brokers + "/{broker}/partition-replicas", self.replicas, JSON)
+        brokers = "/brokers"
+        self._add(router, "GET", brokers, self.list_brokers)
+        self._add(router, "GET", brokers + "/{broker}", self.describe)
+        self._add(router, "DELETE", brokers + "/{broker}", self.unregister)
+        self._add(router, "POST", brokers + "/{broker}:drain", self.drain)
+        self._add(router, "GET", brokers + "/{broker}/partition-replicas", self.replicas)
 
-    async def list_brokers(self, request: web.Request, cluster: str) -> web.Response:
+    async def list_brokers(self, request: web.Request) -> v3.JsonObject:
         """Answer the live brokers; ``include=all``: every registered broker."""
-        links = self._enter(request, cluster)
         include = request.query.get("include", "live")
         if include not in {"live", "all"}:
             raise bad_parameter("include", include, "live or all")
@@ -126,36 +125,32 @@ class BrokerRoutes(V3Routes):
         if include == "all":
             found = [image.brokers[key] for key in sorted(image.brokers)]
         shares = await self._counts.of(image)
-        data = [v3.broker(links, _info(one, shares)) for one in found]
-        return json_reply(links.collection("KafkaBroker", data, "brokers"), JSON)
+        data = [v3.broker(self._links, _info(one, shares)) for one in found]
+        return self._links.collection("KafkaBroker", data, "brokers")
 
-    async def describe(self, request: web.Request, cluster: str, broker: str) -> web.Response:
+    async def describe(self, request: web.Request, broker: str) -> v3.JsonObject:
         """Answer one registered broker, live or not."""
-        links = self._enter(request, cluster)
-        return json_reply(await self._broker(links, broker_id(broker)), JSON)
+        return await self._broker(broker_id(broker))
 
-    async def drain(self, request: web.Request, cluster: str, broker: str) -> web.Response:
+    async def drain(self, request: web.Request, broker: str) -> v3.JsonObject:
         """Start or end a drain of leaderships or replicas; answer the broker and the progress.
 
         The drain continues in the background; ``GET`` of the broker shows its progress.
         """
-        links = self._enter(request, cluster)
         wanted = broker_id(broker)
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, ("scope",))
         scope = DrainScope(word(fields, "scope", SCOPES, None))
         await self._send_command(DrainBroker(broker_id=wanted, scope=scope))
-        return json_reply(await self._broker(links, wanted), JSON)
+        return await self._broker(wanted)
 
-    async def unregister(self, request: web.Request, cluster: str, broker: str) -> web.Response:
+    async def unregister(self, request: web.Request, broker: str) -> web.Response:
         """Unregister a broker for good: 204; 400/40002 while it is live or holds replicas."""
-        self._enter(request, cluster)
         await self._send_command(UnregisterBroker(broker_id=broker_id(broker)))
         return reply(b"", JSON, 204)
 
-    async def replicas(self, request: web.Request, cluster: str, broker: str) -> web.Response:
+    async def replicas(self, request: web.Request, broker: str) -> v3.JsonObject:
         """Answer every replica that the broker holds, by topic and partition."""
-        links = self._enter(request, cluster)
         image, wanted = self._apis.image, broker_id(broker)
         if wanted not in image.brokers:
             raise _not_found(wanted)
@@ -163,9 +158,9 @@ class BrokerRoutes(V3Routes):
         async for topic, number, partition in each_partition(image):
             if wanted in partition.replicas:
                 info = partition_info(topic.name, number, partition)
-                data.append(v3.replica(links, info, wanted))
+                data.append(v3.replica(self._links, info, wanted))
         path = ("brokers", wanted, "partition-replicas")
-        return json_reply(links.collection("KafkaReplica", data, *path), JSON)
+        return self._links.collection("KafkaReplica", data, *path)
 
     async def _send_command(self, command: DrainBroker | UnregisterBroker) -> None:
         try:
@@ -175,12 +170,12 @@ class BrokerRoutes(V3Routes):
                 raise
             raise _not_found(command.broker_id) from None
 
-    async def _broker(self, links: v3.Links, wanted: BrokerId) -> v3.JsonObject:
+    async def _broker(self, wanted: BrokerId) -> v3.JsonObject:
         image = self._apis.image
         registration = image.brokers.get(wanted)
         if registration is None:
             raise _not_found(wanted)
-        body = v3.broker(links, _info(registration, await self._counts.of(image)))
+        body = v3.broker(self._links, _info(registration, await self._counts.of(image)))
         if registration.drain is not DrainScope.NONE:
             body["drain_progress"] = await progress_of(image, registration)
         if registration.state is BrokerState.CONTROLLED_SHUTDOWN:

@@ -51,32 +51,28 @@ class ClusterMetadataRoutes(V3Routes):
     """Quorum, health, metadata log and image."""
 
     def add_to(self, router: PathRouter) -> None:
-        cluster = "/v3/clusters/{cluster}"
-        router.add("GET", cluster + "/quorum", self.quorum, JSON)
-        router.add("GET", cluster + ":health", self.health, JSON)
-        router.add("GET", cluster + "/metadata/log", self.log, JSON)
-        path = cluster + "/metadata/image"
-        router.add("GET", path, self.image, JSON)
+        self._add(router, "GET", "/quorum", self.quorum)
+        self._add(router, "GET", ":health", self.health)
+        self._add(router, "GET", "/metadata/log", self.log, LOG_REPLIES)
+        path = "/metadata/image"
+        self._add(router, "GET", path, self.image)
         for depth in range(IMAGE_DEPTH_MAX):
             path += f"/{{part{depth}}}"
-            router.add("GET", path, self.image, JSON)
+            self._add(router, "GET", path, self.image)
 
-    async def quorum(self, request: web.Request, cluster: str) -> web.Response:
+    async def quorum(self, request: web.Request) -> shapes.JsonObject:
         """Answer leader, voters and observers of the quorum; 503 when no controller answers."""
-        links = self._enter(request, cluster)
         view = await self._apis.metadata.quorum()
-        body = shapes.quorum(
-            links,
+        return shapes.quorum(
+            self._links,
             view.told_by,
             is_from_leader=view.is_from_leader,
             urls={int(node): url for node, url in view.urls.items()},
             answers={int(node): state for node, state in view.controllers.items()},
         )
-        return json_reply(body, JSON)
 
-    async def health(self, request: web.Request, cluster: str) -> web.Response:
+    async def health(self, request: web.Request) -> shapes.JsonObject:
         """Answer the cluster's health, always with 200: poor health is no failed request."""
-        links = self._enter(request, cluster)
         found = await self._apis.metadata.health()
         reasons = [
             shapes.health_reason(
@@ -84,19 +80,17 @@ class ClusterMetadataRoutes(V3Routes):
             )
             for reason in found.reasons
         ]
-        body = shapes.health(
-            links,
+        return shapes.health(
+            self._links,
             found.status.value,
             reasons,
             found.counts,
             found.controller_id,
             found.metadata_offset,
         )
-        return json_reply(body, JSON)
 
-    async def image(self, request: web.Request, cluster: str, *path: str) -> web.Response:
+    async def image(self, request: web.Request, *path: str) -> web.Response:
         """Answer one place of this broker's metadata image, with all that is below it."""
-        self._enter(request, cluster)
         try:
             next_offset, value = await self._apis.metadata.image_at(path)
         except UnknownPathError as error:
@@ -104,9 +98,8 @@ class ClusterMetadataRoutes(V3Routes):
             raise RestError(404, RestCode.NOT_FOUND, text) from None
         return json_reply(value, JSON, headers={NEXT_OFFSET_HEADER: str(next_offset)})
 
-    async def log(self, request: web.Request, cluster: str) -> web.StreamResponse:
+    async def log(self, request: web.Request) -> web.StreamResponse:
         """Answer the metadata log from ``offset`` on as NDJSON, a fact a line; wait at its end."""
-        self._enter(request, cluster, LOG_REPLIES)
         query = request.query
         offset = MetadataOffset(query_integer(query, "offset", 0, 0, OFFSET_MAX))
         timeout_ms = query_integer(query, "timeout", 0, 0, MAX_WAIT_MS)

@@ -6,22 +6,22 @@ to every path, of the cluster id and Accept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, NoReturn
 
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.idempotence import producer_id
-from http_api.contract.media_types import JSON, V3_REPLIES, choose_reply
+from http_api.contract.media_types import JSON, V3_REPLIES
 from http_api.contract.resources import Features
 from http_api.contract.v3 import Links
 from http_api.server.answers import json_reply
 from http_api.server.request_parsing import (
     MAX_ADMIN_BODY_BYTES,
-    accept_of,
+    check_accept,
     check_fields,
     flag,
     integer,
-    not_acceptable,
     read_json_object,
     read_optional_json_object,
     wrong_kind,
@@ -42,6 +42,10 @@ ALL = "-"
 """Segment of a path that means all topics, partitions or brokers."""
 
 
+V3Handler = Callable[..., Awaitable["v3.JsonObject | web.StreamResponse"]]
+"""Signature ``async handler(request, *parameters)``; an object is the answer's JSON."""
+
+
 class V3Routes:
     """Base of the routes below this cluster's path. Owner: the app; holds no state of its own."""
 
@@ -51,52 +55,61 @@ class V3Routes:
         self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._links = Links(context.advertised_url, context.apis.cluster_id)
 
-    def _enter(
-        self, request: web.Request, cluster: str, replies: Mapping[str, str] = V3_REPLIES
-    ) -> Links:
-        """Return the links of this cluster; 404 for another cluster id, 406 for another Accept."""
-        if cluster != self._apis.cluster_id:
-            raise RestError(404, RestCode.NOT_FOUND, f"Cluster {excerpt(cluster)} cannot be found.")
-        if choose_reply(accept_of(request), replies) is None:
-            raise not_acceptable(request, *replies)
-        return self._links
+    def _add(
+        self,
+        router: PathRouter,
+        method: str,
+        path: str,
+        handler: V3Handler,
+        replies: Mapping[str, str] = V3_REPLIES,
+    ) -> None:
+        """Serve a path below this cluster; 404 for another cluster id, 406 for another Accept."""
+
+        async def handle(
+            request: web.Request, cluster: str, *parameters: str
+        ) -> web.StreamResponse:
+            if cluster != self._apis.cluster_id:
+                text = f"Cluster {excerpt(cluster)} cannot be found."
+                raise RestError(404, RestCode.NOT_FOUND, text)
+            check_accept(request, replies)
+            answer = await handler(request, *parameters)
+            return json_reply(answer, JSON) if isinstance(answer, dict) else answer
+
+        router.add(method, "/v3/clusters/{cluster}" + path, handle, JSON)
 
 
 _UPGRADE = ("metadata_version", "validate_only")
 
 
 class ClusterRoutes(V3Routes):
-    """The cluster, its features, its access rules."""
+    """The cluster, its features, access rules and producer ids."""
 
     def add_to(self, router: PathRouter) -> None:
-        cluster = "/v3/clusters/{cluster}"
         router.add("GET", "/v3/clusters", self.list_clusters, JSON)
-        router.add("GET", cluster, self.describe, JSON)
-        router.add("GET", cluster + "/features", self.features, JSON)
-        router.add("PATCH", cluster + "/features", self.upgrade, JSON)
+        self._add(router, "GET", "", self.describe)
+        self._add(router, "GET", "/features", self.features)
+        self._add(router, "PATCH", "/features", self.upgrade)
+        self._add(router, "POST", "/producer-ids", self.producer_id)
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-            router.add(method, cluster + "/acls", self.no_access_rules, JSON)
-        router.add("POST", cluster + "/acls:batch", self.no_access_rules, JSON)
+            self._add(router, method, "/acls", self.no_access_rules)
+        self._add(router, "POST", "/acls:batch", self.no_access_rules)
 
     async def list_clusters(self, request: web.Request) -> web.Response:
         """Answer a list of exactly one cluster: this one."""
-        links = self._enter(request, self._apis.cluster_id)
-        data = [v3.cluster(links, self._apis.controller_id)]
-        return json_reply(v3.clusters(links.base_url, data), JSON)
+        check_accept(request, V3_REPLIES)
+        data = [v3.cluster(self._links, self._apis.controller_id)]
+        return json_reply(v3.clusters(self._links.base_url, data), JSON)
 
-    async def describe(self, request: web.Request, cluster: str) -> web.Response:
+    async def describe(self, request: web.Request) -> v3.JsonObject:
         """Answer the cluster, with the id of the active controller."""
-        links = self._enter(request, cluster)
-        return json_reply(v3.cluster(links, self._apis.controller_id), JSON)
+        return v3.cluster(self._links, self._apis.controller_id)
 
-    async def features(self, request: web.Request, cluster: str) -> web.Response:
+    async def features(self, request: web.Request) -> v3.JsonObject:
         """Answer the finalized and the supported levels of ``metadata.version``."""
-        links = self._enter(request, cluster)
-        return json_reply(self._features(links, self._apis.image.feature_level), JSON)
+        return self._features(self._apis.image.feature_level)
 
-    async def upgrade(self, request: web.Request, cluster: str) -> web.Response:
+    async def upgrade(self, request: web.Request) -> v3.JsonObject:
         """Raise ``metadata.version``, never lower it; null: to the highest level of every node."""
-        links = self._enter(request, cluster)
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, _UPGRADE)
         if "metadata_version" not in fields:
@@ -106,10 +119,10 @@ class ClusterRoutes(V3Routes):
             level=integer(fields, "metadata_version"), validate_only=flag(fields, "validate_only")
         )
         upgraded = await self._apis.admin(command)
-        body = self._features(links, upgraded.level)
-        return json_reply(body | {"metadata_version_before": upgraded.level_before}, JSON)
+        body = self._features(upgraded.level)
+        return body | {"metadata_version_before": upgraded.level_before}
 
-    def _features(self, links: v3.Links, level: int) -> v3.JsonObject:
+    def _features(self, level: int) -> v3.JsonObject:
         brokers = self._apis.image.brokers.values()
         found = Features(
             metadata_version=level,
@@ -117,22 +130,13 @@ class ClusterRoutes(V3Routes):
             supported_max=SUPPORTED_FEATURE_LEVEL,
             brokers={broker.broker_id: broker.feature_level_max for broker in brokers},
         )
-        return v3.features(links, found)
+        return v3.features(self._links, found)
 
-    async def no_access_rules(self, request: web.Request, cluster: str) -> web.Response:
+    async def no_access_rules(self, request: web.Request) -> NoReturn:
         """Refuse access rules as Kafka without an authorizer does."""
-        self._enter(request, cluster)
         raise RestError(400, RestCode.KAFKA_BAD_REQUEST, v3.NO_AUTHORIZER)
 
-
-class ProducerIdRoutes(V3Routes):
-    """Producer ids of the v3 API."""
-
-    def add_to(self, router: PathRouter) -> None:
-        router.add("POST", "/v3/clusters/{cluster}/producer-ids", self.create, JSON)
-
-    async def create(self, request: web.Request, cluster: str) -> web.Response:
+    async def producer_id(self, request: web.Request) -> v3.JsonObject:
         """Answer a new producer id each time: a lost answer only wastes an id."""
-        links = self._enter(request, cluster)
         check_fields(await read_optional_json_object(request, self._body_bytes_max), ())
-        return json_reply(producer_id(links, await self._apis.producer_id()), JSON)
+        return producer_id(self._links, await self._apis.producer_id())

@@ -17,7 +17,7 @@ from http_api.contract import v3 as shapes
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.media_types import JSON
 from http_api.contract.resources import ConfigInfo
-from http_api.server.answers import json_reply, reply
+from http_api.server.answers import reply
 from http_api.server.image_lookup import NOT_HOSTED, live_brokers, topic_or_404
 from http_api.server.request_parsing import (
     broker_id,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from http_api.contract.v3 import JsonObject, Links
+    from http_api.contract.v3 import JsonObject
     from http_api.server.routing import PathRouter
     from raft_metadata.common.configs.layers import ConfigLayers
     from raft_metadata.common.configs.rows import ConfigRow
@@ -82,55 +82,47 @@ class ConfigRoutes(V3Routes):
     """
 
     def add_to(self, router: PathRouter) -> None:
-        cluster = "/v3/clusters/{cluster}"
         for kind, path in (
-            (ResourceType.TOPIC, cluster + "/topics/{topic}/configs"),
-            (ResourceType.BROKER, cluster + "/brokers/{broker}/configs"),
-            (ResourceType.CLUSTER, cluster + "/broker-configs"),
+            (ResourceType.TOPIC, "/topics/{topic}/configs"),
+            (ResourceType.BROKER, "/brokers/{broker}/configs"),
+            (ResourceType.CLUSTER, "/broker-configs"),
         ):
-            router.add("GET", path, partial(self.list_configs, kind), JSON)
-            router.add("GET", path + "/{name}", partial(self.describe, kind), JSON)
-            router.add("PUT", path + "/{name}", partial(self.set_value, kind), JSON)
-            router.add("DELETE", path + "/{name}", partial(self.reset, kind), JSON)
-            router.add("POST", path + ":alter", partial(self.alter, kind), JSON)
+            self._add(router, "GET", path, partial(self.list_configs, kind))
+            self._add(router, "GET", path + "/{name}", partial(self.describe, kind))
+            self._add(router, "PUT", path + "/{name}", partial(self.set_value, kind))
+            self._add(router, "DELETE", path + "/{name}", partial(self.reset, kind))
+            self._add(router, "POST", path + ":alter", partial(self.alter, kind))
 
     # reading
 
     async def list_configs(
-        self, kind: ResourceType, request: web.Request, cluster: str, resource: str = ""
-    ) -> web.Response:
+        self, kind: ResourceType, request: web.Request, resource: str = ""
+    ) -> JsonObject:
         """Answer the configs in force of one target, or (``-``) of every topic or live broker."""
-        links = self._enter(request, cluster)
         if resource != ALL:
             target = await self._target(kind, resource)
-            data = await self._resources(links, target)
-            return json_reply(links.collection(target.owner.kind, data, *target.owner.path), JSON)
+            data = await self._resources(target)
+            return self._links.collection(target.owner.kind, data, *target.owner.path)
         data = []
         for target in self._all_targets(kind):
-            data += await self._resources(links, target)
+            data += await self._resources(target)
             await asyncio.sleep(0)  # there may be thousands
         topics = kind is ResourceType.TOPIC
         path = ("topics" if topics else "brokers", ALL, "configs")
         name = "KafkaTopicConfig" if topics else "KafkaBrokerConfig"
-        return json_reply(links.collection(name, data, *path), JSON)
+        return self._links.collection(name, data, *path)
 
-    async def describe(
-        self, kind: ResourceType, request: web.Request, cluster: str, *path: str
-    ) -> web.Response:
+    async def describe(self, kind: ResourceType, request: web.Request, *path: str) -> JsonObject:
         """Answer one config."""
-        links = self._enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         row = self._row(target, path[-1])
         info = _info(await self._layers(target), target, row)
-        return json_reply(shapes.config(links, target.owner, info), JSON)
+        return shapes.config(self._links, target.owner, info)
 
     # writing
 
-    async def set_value(
-        self, kind: ResourceType, request: web.Request, cluster: str, *path: str
-    ) -> web.Response:
+    async def set_value(self, kind: ResourceType, request: web.Request, *path: str) -> web.Response:
         """Set one config; 204."""
-        self._enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         row = self._row(target, path[-1])
         fields = await read_json_object(request, self._body_bytes_max)
@@ -140,19 +132,15 @@ class ConfigRoutes(V3Routes):
             raise wrong_kind("value", None, f"{row.expected}; DELETE resets a config")
         return await self._alter([_change(target, row.name, value)])
 
-    async def reset(
-        self, kind: ResourceType, request: web.Request, cluster: str, *path: str
-    ) -> web.Response:
+    async def reset(self, kind: ResourceType, request: web.Request, *path: str) -> web.Response:
         """Remove a config's value here; 204. Another source's value or the default is in force."""
-        self._enter(request, cluster)
         target = await self._target(kind, *path[:-1])
         return await self._alter([_change(target, self._row(target, path[-1]).name, None)])
 
     async def alter(
-        self, kind: ResourceType, request: web.Request, cluster: str, resource: str = ""
+        self, kind: ResourceType, request: web.Request, resource: str = ""
     ) -> web.Response:
         """Set and reset many configs, of one or several topics: all, or none if one is refused."""
-        self._enter(request, cluster)
         target = None
         if kind is not ResourceType.TOPIC or resource != ALL:
             target = await self._target(kind, resource)
@@ -236,10 +224,10 @@ class ConfigRoutes(V3Routes):
         hint = f" Did you mean {nearest_names[0]}?" if nearest_names else ""
         raise RestError(404, RestCode.NOT_FOUND, text + hint)
 
-    async def _resources(self, links: Links, target: Target) -> list[JsonObject]:
+    async def _resources(self, target: Target) -> list[JsonObject]:
         layers = await self._layers(target)
         return [
-            shapes.config(links, target.owner, _info(layers, target, row))
+            shapes.config(self._links, target.owner, _info(layers, target, row))
             for row in sorted(target.rows, key=lambda row: row.name)
         ]
 

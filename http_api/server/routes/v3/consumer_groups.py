@@ -20,7 +20,7 @@ from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.media_types import JSON
 from http_api.contract.resources import CommittedOffset, GroupInfo, GroupMember
 from http_api.contract.v2 import check_name
-from http_api.server.answers import json_reply, reply
+from http_api.server.answers import reply
 from http_api.server.image_lookup import NOT_HOSTED
 from http_api.server.request_parsing import (
     INT32_MAX,
@@ -52,122 +52,108 @@ class ConsumerGroupRoutes(V3Routes):
     """Consumer groups of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
-        groups = f"/v3/clusters/{{cluster}}/{shapes.GROUPS}"
+        groups = f"/{shapes.GROUPS}"
         group = groups + "/{group}"
         consumer = group + "/consumers/{consumer}"
-        router.add("GET", groups, self.list_groups, JSON)
-        router.add("GET", group, self.describe, JSON)
-        router.add("GET", group + "/consumers", self.consumers, JSON)
-        router.add("GET", consumer, self.consumer, JSON)
-        router.add("GET", consumer + "/assignments", self.assignments, JSON)
+        self._add(router, "GET", groups, self.list_groups)
+        self._add(router, "GET", group, self.describe)
+        self._add(router, "GET", group + "/consumers", self.consumers)
+        self._add(router, "GET", consumer, self.consumer)
+        self._add(router, "GET", consumer + "/assignments", self.assignments)
         one = "/{topic}/partitions/{partition}"
-        router.add("GET", consumer + "/assignments" + one, self.assignment, JSON)
-        router.add("GET", group + "/lags", self.lags, JSON)
-        router.add("GET", group + "/lags" + one, self.lag, JSON)
-        router.add("GET", group + "/lag-summary", self.lag_summary, JSON)
-        router.add("GET", group + "/offsets", self.offsets, JSON)
-        router.add("PATCH", group + "/offsets", self.commit, JSON)
+        self._add(router, "GET", consumer + "/assignments" + one, self.assignment)
+        self._add(router, "GET", group + "/lags", self.lags)
+        self._add(router, "GET", group + "/lags" + one, self.lag)
+        self._add(router, "GET", group + "/lag-summary", self.lag_summary)
+        self._add(router, "GET", group + "/offsets", self.offsets)
+        self._add(router, "PATCH", group + "/offsets", self.commit)
 
     # groups and their consumers
 
-    async def list_groups(self, request: web.Request, cluster: str) -> web.Response:
+    async def list_groups(self, request: web.Request) -> shapes.JsonObject:
         """Answer all groups, of every coordinator."""
-        links = self._enter(request, cluster)
-        data = [_group(links, found) for found in await self._apis.list_groups()]
-        return json_reply(links.collection(KIND, data, shapes.GROUPS), JSON)
+        data = [_group(self._links, found) for found in await self._apis.list_groups()]
+        return self._links.collection(KIND, data, shapes.GROUPS)
 
-    async def describe(self, request: web.Request, cluster: str, group: str) -> web.Response:
+    async def describe(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer one group; ``coordinator`` names the broker that serves it at the moment."""
-        links = self._enter(request, cluster)
-        return json_reply(_group(links, await self._describe(_group_id(group))), JSON)
+        return _group(self._links, await self._describe(_group_id(group)))
 
-    async def consumers(self, request: web.Request, cluster: str, group: str) -> web.Response:
+    async def consumers(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer the live instances of a group."""
-        links = self._enter(request, cluster)
         found = await self._describe(_group_id(group))
-        data = [_consumer(links, found.group, member) for member in found.members]
+        data = [_consumer(self._links, found.group, member) for member in found.members]
         path = (shapes.GROUPS, found.group, "consumers")
-        return json_reply(links.collection("KafkaConsumer", data, *path), JSON)
+        return self._links.collection("KafkaConsumer", data, *path)
 
-    async def consumer(
-        self, request: web.Request, cluster: str, group: str, consumer: str
-    ) -> web.Response:
+    async def consumer(self, request: web.Request, group: str, consumer: str) -> shapes.JsonObject:
         """Answer one live instance."""
-        links = self._enter(request, cluster)
         found, member = await self._member(group, consumer)
-        return json_reply(_consumer(links, found.group, member), JSON)
+        return _consumer(self._links, found.group, member)
 
     async def assignments(
-        self, request: web.Request, cluster: str, group: str, consumer: str
-    ) -> web.Response:
+        self, request: web.Request, group: str, consumer: str
+    ) -> shapes.JsonObject:
         """Answer the partitions that an instance owns."""
-        links = self._enter(request, cluster)
         found, member = await self._member(group, consumer)
         data = [
-            shapes.assignment(links, found.group, member.instance, topic, number)
+            shapes.assignment(self._links, found.group, member.instance, topic, number)
             for topic, number in member.assignment
         ]
         path = (shapes.GROUPS, found.group, "consumers", member.instance, "assignments")
-        return json_reply(links.collection("KafkaConsumerAssignment", data, *path), JSON)
+        return self._links.collection("KafkaConsumerAssignment", data, *path)
 
     async def assignment(
         self,
         request: web.Request,
-        cluster: str,
         group: str,
         consumer: str,
         topic: str,
         partition: str,
-    ) -> web.Response:
+    ) -> shapes.JsonObject:
         """Answer one partition that an instance owns."""
-        links = self._enter(request, cluster)
         place = (topic_name(topic), partition_id(partition))
         found, member = await self._member(group, consumer)
         if place not in member.assignment:
             text = f"Consumer {member.instance} does not own partition {place[1]} of {place[0]}."
             raise RestError(404, RestCode.NOT_FOUND, text)
-        return json_reply(shapes.assignment(links, found.group, member.instance, *place), JSON)
+        return shapes.assignment(self._links, found.group, member.instance, *place)
 
     # lags and offsets
 
-    async def lags(self, request: web.Request, cluster: str, group: str) -> web.Response:
+    async def lags(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer the lag of every partition with a committed offset of the group."""
-        links = self._enter(request, cluster)
         group_id = _group_id(group)
-        data = [shapes.lag(links, group_id, row) for row in await self._owned_lags(group_id)]
+        data = [shapes.lag(self._links, group_id, row) for row in await self._owned_lags(group_id)]
         path = (shapes.GROUPS, group_id, "lags")
-        return json_reply(links.collection("KafkaConsumerLag", data, *path), JSON)
+        return self._links.collection("KafkaConsumerLag", data, *path)
 
     async def lag(
-        self, request: web.Request, cluster: str, group: str, topic: str, partition: str
-    ) -> web.Response:
+        self, request: web.Request, group: str, topic: str, partition: str
+    ) -> shapes.JsonObject:
         """Answer the lag of one partition."""
-        links = self._enter(request, cluster)
         group_id, place = _group_id(group), (topic_name(topic), partition_id(partition))
         for row in await self._owned_lags(group_id):
             if (row.committed.topic, row.committed.partition) == place:
-                return json_reply(shapes.lag(links, group_id, row), JSON)
+                return shapes.lag(self._links, group_id, row)
         raise RestError(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
 
-    async def lag_summary(self, request: web.Request, cluster: str, group: str) -> web.Response:
+    async def lag_summary(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer the group's largest lag, and the sum of its lags."""
-        links = self._enter(request, cluster)
         group_id = _group_id(group)
         rows = await self._owned_lags(group_id)
-        return json_reply(shapes.lag_summary(links, group_id, rows), JSON)
+        return shapes.lag_summary(self._links, group_id, rows)
 
-    async def offsets(self, request: web.Request, cluster: str, group: str) -> web.Response:
+    async def offsets(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer all committed offsets of the group; an empty list if there are none."""
-        links = self._enter(request, cluster)
         group_id = _group_id(group)
         found = await self._apis.group(GroupOffsets(group=group_id))
         data = [shapes.offset(_committed(row)) for row in found]
         path = (shapes.GROUPS, group_id, "offsets")
-        return json_reply(links.collection("KafkaConsumerGroupOffset", data, *path), JSON)
+        return self._links.collection("KafkaConsumerGroupOffset", data, *path)
 
-    async def commit(self, request: web.Request, cluster: str, group: str) -> web.Response:
+    async def commit(self, request: web.Request, group: str) -> web.Response:
         """Commit offsets without an instance; ``offset`` is the next one to read."""
-        self._enter(request, cluster)
         group_id = _group_id(group)
         limit = min(self._limits.max_body_bytes, MAX_BODY_BYTES)
         fields = await read_json_object(request, limit)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from broker.server.requests import PartitionProgress
-    from http_api.contract.v3 import JsonObject, Links
+    from http_api.contract.v3 import JsonObject
     from http_api.server.routing import PathRouter
     from raft_metadata.common.ids import TopicName
     from raft_metadata.image.metadata_image import PartitionRegistration, TopicImage
@@ -60,82 +60,73 @@ OFFSET_TYPES = (None, "earliest", "latest", "earliest_offset", "latest_offset")
 """Accepted values of ``offset_type``. The answer has both ends whichever of them is given."""
 
 
+ELECTIONS = tuple(election.value for election in Election)
+
+
 class PartitionRoutes(V3Routes):
-    """Partitions of the v3 API."""
+    """Partitions of the v3 API, and elections of their leaders."""
 
     def add_to(self, router: PathRouter) -> None:
-        partitions = "/v3/clusters/{cluster}/topics/{topic}/partitions"
-        router.add("GET", partitions, self.list_partitions, JSON)
-        router.add("GET", partitions + "/{partition}", self.describe, JSON)
-        router.add("GET", partitions + "/{partition}/offset", self.offset, JSON)
-        router.add("POST", partitions + "/{partition}:delete-records", self.delete_records, JSON)
-        router.add("GET", partitions + "/{partition}/replicas", self.list_replicas, JSON)
-        router.add("GET", partitions + "/{partition}/replicas/{broker}", self.replica, JSON)
+        partitions = "/topics/{topic}/partitions"
+        self._add(router, "GET", partitions, self.list_partitions)
+        self._add(router, "GET", partitions + "/{partition}", self.describe)
+        self._add(router, "GET", partitions + "/{partition}/offset", self.offset)
+        self._add(router, "POST", partitions + "/{partition}:delete-records", self.delete_records)
+        self._add(router, "POST", partitions + "/{partition}/leader:elect", self.elect)
+        self._add(router, "GET", partitions + "/{partition}/replicas", self.list_replicas)
+        self._add(router, "GET", partitions + "/{partition}/replicas/{broker}", self.replica)
 
-    async def list_partitions(self, request: web.Request, cluster: str, topic: str) -> web.Response:
+    async def list_partitions(self, request: web.Request, topic: str) -> v3.JsonObject:
         """Answer all partitions of a topic."""
-        links = self._enter(request, cluster)
         name = topic_name(topic)
         found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
         data = [
-            v3.partition(links, partition_info(name, number, registration))
+            v3.partition(self._links, partition_info(name, number, registration))
             for number, registration in enumerate(found.partitions)
         ]
         path = ("topics", name, "partitions")
-        return json_reply(links.collection("KafkaPartition", data, *path), JSON)
+        return self._links.collection("KafkaPartition", data, *path)
 
-    async def describe(
-        self, request: web.Request, cluster: str, topic: str, partition: str
-    ) -> web.Response:
+    async def describe(self, request: web.Request, topic: str, partition: str) -> v3.JsonObject:
         """Answer one partition."""
-        links = self._enter(request, cluster)
         _, info = await self._find(topic, partition)
-        return json_reply(v3.partition(links, info), JSON)
+        return v3.partition(self._links, info)
 
     async def list_replicas(
-        self, request: web.Request, cluster: str, topic: str, partition: str
-    ) -> web.Response:
+        self, request: web.Request, topic: str, partition: str
+    ) -> v3.JsonObject:
         """Answer all replicas of a partition, the preferred leader first."""
-        links = self._enter(request, cluster)
         name, info = await self._find(topic, partition)
-        data = [v3.replica(links, info, broker) for broker in info.replicas]
+        data = [v3.replica(self._links, info, broker) for broker in info.replicas]
         path = ("topics", name, "partitions", info.partition, "replicas")
-        return json_reply(links.collection("KafkaReplica", data, *path), JSON)
+        return self._links.collection("KafkaReplica", data, *path)
 
     async def replica(
-        self, request: web.Request, cluster: str, topic: str, partition: str, broker: str
-    ) -> web.Response:
+        self, request: web.Request, topic: str, partition: str, broker: str
+    ) -> v3.JsonObject:
         """Answer one replica."""
-        links = self._enter(request, cluster)
         name, info = await self._find(topic, partition)
         wanted = broker_id(broker)
         if wanted not in info.replicas:
             text = f"Replica {wanted} of partition {info.partition} of topic {name} not found"
             raise RestError(404, RestCode.NOT_FOUND, text)
-        return json_reply(v3.replica(links, info, wanted), JSON)
+        return v3.replica(self._links, info, wanted)
 
-    async def offset(
-        self, request: web.Request, cluster: str, topic: str, partition: str
-    ) -> web.Response:
+    async def offset(self, request: web.Request, topic: str, partition: str) -> v3.JsonObject:
         """Answer the beginning and end offset of a partition, from its leader."""
-        links = self._enter(request, cluster)
         offset_type = request.query.get("offset_type")
         if offset_type not in OFFSET_TYPES:
             raise bad_parameter("offset_type", offset_type, "earliest or latest")
         name, info = await self._find(topic, partition)
         ends = await self._apis.offsets(name, partition_id(partition))
-        return json_reply(
-            v3.partition_offsets(
-                links, name, info.partition, ends.beginning_offset, ends.end_offset
-            ),
-            JSON,
+        return v3.partition_offsets(
+            self._links, name, info.partition, ends.beginning_offset, ends.end_offset
         )
 
     async def delete_records(
-        self, request: web.Request, cluster: str, topic: str, partition: str
-    ) -> web.Response:
+        self, request: web.Request, topic: str, partition: str
+    ) -> v3.JsonObject:
         """Delete the records below an offset; -1: all records below the high watermark."""
-        links = self._enter(request, cluster)
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, ("before_offset",))
         before = fields.get("before_offset")
@@ -143,7 +134,39 @@ class PartitionRoutes(V3Routes):
             raise wrong_kind("before_offset", before, "an offset, or -1 for the high watermark")
         name, info = await self._find(topic, partition)
         start = await self._apis.delete_records(name, partition_id(partition), before)
-        return json_reply(v3.log_start(links, name, info.partition, start), JSON)
+        return v3.log_start(self._links, name, info.partition, start)
+
+    async def elect(self, request: web.Request, topic: str, partition: str) -> v3.JsonObject:
+        """Elect leaders. One partition: answer it, or an error. Several: a row each, always 200."""
+        fields = await read_optional_json_object(request, self._body_bytes_max)
+        check_fields(fields, ("election",))
+        election = Election(word(fields, "election", ELECTIONS, Election.PREFERRED.value))
+        if partition != ALL:
+            return await self._one(topic, partition, election)
+        places: tuple[PartitionPlace, ...] | None = None
+        if topic != ALL:
+            name = topic_name(topic)
+            found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
+            numbers = range(len(found.partitions))
+            places = tuple(PartitionPlace(topic=name, partition=PartitionId(n)) for n in numbers)
+        elected = await self._apis.admin(ElectLeaders(election=election, partitions=places))
+        data = [_election_row(self._links, result) for result in elected.results]
+        path = ("topics", topic, "partitions", ALL, "leader:elect")
+        return self._links.collection("KafkaLeaderElection", data, *path)
+
+    async def _one(self, topic: str, partition: str, election: Election) -> v3.JsonObject:
+        if topic == ALL:
+            text = "A partition is named without its topic: expected topics/T/partitions/P."
+            raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
+        name, number = topic_name(topic), partition_id(partition)
+        await find_partition(self._apis, name, number)
+        place = PartitionPlace(topic=name, partition=number)
+        elected = await self._apis.admin(ElectLeaders(election=election, partitions=(place,)))
+        for result in elected.results:
+            if result.error is not None:
+                raise KafkaError(ErrorCode.from_number(result.error), result.message)
+        info = partition_info(name, number, await find_partition(self._apis, name, number))
+        return v3.partition(self._links, info)
 
     async def _find(self, topic: str, partition: str) -> tuple[TopicName, PartitionInfo]:
         name, number = topic_name(topic), partition_id(partition)
@@ -170,54 +193,6 @@ def partition_info(
     )
 
 
-ELECTIONS = tuple(election.value for election in Election)
-
-
-class ElectionRoutes(V3Routes):
-    """Leader elections of the v3 API."""
-
-    def add_to(self, router: PathRouter) -> None:
-        path = "/v3/clusters/{cluster}/topics/{topic}/partitions/{partition}/leader:elect"
-        router.add("POST", path, self.elect, JSON)
-
-    async def elect(
-        self, request: web.Request, cluster: str, topic: str, partition: str
-    ) -> web.Response:
-        """Elect leaders. One partition: answer it, or an error. Several: a row each, always 200."""
-        links = self._enter(request, cluster)
-        fields = await read_optional_json_object(request, self._body_bytes_max)
-        check_fields(fields, ("election",))
-        election = Election(word(fields, "election", ELECTIONS, Election.PREFERRED.value))
-        if partition != ALL:
-            return await self._one(links, topic, partition, election)
-        places: tuple[PartitionPlace, ...] | None = None
-        if topic != ALL:
-            name = topic_name(topic)
-            found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
-            numbers = range(len(found.partitions))
-            places = tuple(PartitionPlace(topic=name, partition=PartitionId(n)) for n in numbers)
-        elected = await self._apis.admin(ElectLeaders(election=election, partitions=places))
-        data = [_election_row(links, result) for result in elected.results]
-        path = ("topics", topic, "partitions", ALL, "leader:elect")
-        return json_reply(links.collection("KafkaLeaderElection", data, *path), JSON)
-
-    async def _one(
-        self, links: v3.Links, topic: str, partition: str, election: Election
-    ) -> web.Response:
-        if topic == ALL:
-            text = "A partition is named without its topic: expected topics/T/partitions/P."
-            raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
-        name, number = topic_name(topic), partition_id(partition)
-        await find_partition(self._apis, name, number)
-        place = PartitionPlace(topic=name, partition=number)
-        elected = await self._apis.admin(ElectLeaders(election=election, partitions=(place,)))
-        for result in elected.results:
-            if result.error is not None:
-                raise KafkaError(ErrorCode.from_number(result.error), result.message)
-        info = partition_info(name, number, await find_partition(self._apis, name, number))
-        return json_reply(v3.partition(links, info), JSON)
-
-
 def _election_row(links: v3.Links, result: ElectionResult) -> v3.JsonObject:
     failure = None
     if result.error is not None:
@@ -239,30 +214,24 @@ class ReassignmentRoutes(V3Routes):
     """Reassignments of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
-        path = "/v3/clusters/{cluster}/topics/{topic}/partitions/{partition}/reassignment"
-        router.add("GET", path, self.read, JSON)
-        router.add("POST", path, self.start, JSON)
-        router.add("DELETE", path, self.cancel, JSON)
+        path = "/topics/{topic}/partitions/{partition}/reassignment"
+        self._add(router, "GET", path, self.read)
+        self._add(router, "POST", path, self.start)
+        self._add(router, "DELETE", path, self.cancel)
 
-    async def read(
-        self, request: web.Request, cluster: str, topic: str, partition: str
-    ) -> web.Response:
+    async def read(self, request: web.Request, topic: str, partition: str) -> v3.JsonObject:
         """Answer the reassignments in progress, with the progress of each replica being added."""
-        links = self._enter(request, cluster)
         found = await self._in_progress(topic, partition)
-        data = await self._resources(links, found)
+        data = await self._resources(found)
         if partition != ALL:
             if not data:
                 raise _not_in_progress(topic, partition)
-            return json_reply(data[0], JSON)
+            return data[0]
         path = ("topics", topic, "partitions", ALL, "reassignment")
-        return json_reply(links.collection("KafkaReassignment", data, *path), JSON)
+        return self._links.collection("KafkaReassignment", data, *path)
 
-    async def start(
-        self, request: web.Request, cluster: str, topic: str, partition: str
-    ) -> web.Response:
+    async def start(self, request: web.Request, topic: str, partition: str) -> web.Response:
         """Start reassignments; 202. ``validate_only``: 204, nothing is changed."""
-        links = self._enter(request, cluster)
         changes, validate_only = await self._changes(request, topic, partition)
         await self._apis.admin(
             AlterReassignments(changes=tuple(changes), validate_only=validate_only)
@@ -275,20 +244,17 @@ class ReassignmentRoutes(V3Routes):
             wanted = image.topic(change.topic)
             if wanted is not None and change.partition < len(wanted.partitions):
                 found.append((wanted, change.partition, wanted.partitions[change.partition]))
-        data = await self._resources(links, found)
+        data = await self._resources(found)
         if partition != ALL and data:
             return json_reply(data[0], JSON, 202)
         path = ("topics", topic, "partitions", partition, "reassignment")
-        return json_reply(links.collection("KafkaReassignment", data, *path), JSON, 202)
+        return json_reply(self._links.collection("KafkaReassignment", data, *path), JSON, 202)
 
-    async def cancel(
-        self, request: web.Request, cluster: str, topic: str, partition: str
-    ) -> web.Response:
+    async def cancel(self, request: web.Request, topic: str, partition: str) -> web.Response:
         """Cancel reassignments; 204. Added replicas are removed, replicas to be removed stay.
 
         ``-`` cancels only those in progress; a single partition without one is a 404.
         """
-        self._enter(request, cluster)
         found = await self._in_progress(topic, partition)
         changes = [
             Reassignment(topic=image.name, partition=PartitionId(number), replicas=None)
@@ -349,14 +315,14 @@ class ReassignmentRoutes(V3Routes):
             if registration.is_reassigning and wanted in {None, number}
         ]
 
-    async def _resources(self, links: Links, found: Iterable[LocatedPartition]) -> list[JsonObject]:
+    async def _resources(self, found: Iterable[LocatedPartition]) -> list[JsonObject]:
         places = [
             (place, TopicIdPartition(place[0].topic_id, PartitionId(place[1]))) for place in found
         ]
         wanted = [key for place, key in places if place[2].is_reassigning]
         progress = await self._apis.replication_progress(wanted)
         return [
-            v3.reassignment(links, _reassignment_info(place, progress.get(key)))
+            v3.reassignment(self._links, _reassignment_info(place, progress.get(key)))
             for place, key in places
         ]
 

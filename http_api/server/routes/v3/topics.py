@@ -51,49 +51,46 @@ class TopicRoutes(V3Routes):
     """Topics of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
-        topics = "/v3/clusters/{cluster}/topics"
-        router.add("GET", topics, self.list_topics, JSON)
-        router.add("POST", topics, self.create, JSON)
-        router.add("GET", topics + "/{topic}", self.describe, JSON)
-        router.add("PATCH", topics + "/{topic}", self.grow, JSON)
-        router.add("DELETE", topics + "/{topic}", self.delete, JSON)
+        topics = "/topics"
+        self._add(router, "GET", topics, self.list_topics)
+        self._add(router, "POST", topics, self.create)
+        self._add(router, "GET", topics + "/{topic}", self.describe)
+        self._add(router, "PATCH", topics + "/{topic}", self.grow)
+        self._add(router, "DELETE", topics + "/{topic}", self.delete)
 
-    async def list_topics(self, request: web.Request, cluster: str) -> web.Response:
+    async def list_topics(self, request: web.Request) -> v3.JsonObject:
         """Answer all topics, internal ones marked."""
-        links = self._enter(request, cluster)
         image = self._apis.image
         data = [
-            _topic(links, image.topics[image.topic_ids[name]]) for name in sorted(image.topic_ids)
+            _topic(self._links, image.topics[image.topic_ids[name]])
+            for name in sorted(image.topic_ids)
         ]
-        return json_reply(links.collection("KafkaTopic", data, "topics"), JSON)
+        return self._links.collection("KafkaTopic", data, "topics")
 
-    async def describe(self, request: web.Request, cluster: str, topic: str) -> web.Response:
+    async def describe(self, request: web.Request, topic: str) -> v3.JsonObject:
         """Answer one topic."""
-        links = self._enter(request, cluster)
         found = await topic_or_404(
             self._apis, topic_name(topic), RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED
         )
-        return json_reply(_topic(links, found), JSON)
+        return _topic(self._links, found)
 
-    async def create(self, request: web.Request, cluster: str) -> web.Response:
+    async def create(self, request: web.Request) -> v3.JsonObject | web.Response:
         """Create a topic; 201 once its partitions have ready leaders, 200 for ``validate_only``."""
-        links = self._enter(request, cluster)
         command = create_topic(await read_json_object(request, self._limits.max_body_bytes))
         created = await self._apis.create_topic(command)
         body = v3.topic(
-            links,
+            self._links,
             command.name,
             created.topic_id,
             created.replication_factor,
             created.partitions_count,
         )
         if command.validate_only:
-            return json_reply(body, JSON)
+            return body
         return json_reply(body, JSON, 201, {"Location": body["metadata"]["self"]})
 
-    async def grow(self, request: web.Request, cluster: str, topic: str) -> web.Response:
+    async def grow(self, request: web.Request, topic: str) -> v3.JsonObject:
         """Add partitions; 200 once each of them has a ready leader."""
-        links = self._enter(request, cluster)
         name = topic_name(topic)
         fields = await read_json_object(request, self._body_bytes_max)
         check_fields(fields, _GROWTH)
@@ -111,12 +108,10 @@ class TopicRoutes(V3Routes):
             raise RestError(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED) from None
         found = self._apis.image.topics.get(added.topic_id)
         factor = len(found.partitions[0].replicas) if found and found.partitions else 0
-        body = v3.topic(links, name, added.topic_id, factor, added.partitions_count)
-        return json_reply(body, JSON)
+        return v3.topic(self._links, name, added.topic_id, factor, added.partitions_count)
 
-    async def delete(self, request: web.Request, cluster: str, topic: str) -> web.Response:
+    async def delete(self, request: web.Request, topic: str) -> web.Response:
         """Delete a topic; 204 once this broker's image no longer has it."""
-        self._enter(request, cluster)
         name = topic_name(topic)
         try:
             await self._apis.delete_topic(DeleteTopic(name=name))
