@@ -15,7 +15,18 @@ from typing import Any
 
 import orjson
 
-from http_api.client.calls import Answer, Call, Place, ProtocolError, Request, path_of
+from http_api.client.calls import (
+    Answer,
+    Call,
+    Place,
+    ProtocolError,
+    Request,
+    path_of,
+    read_list,
+    read_nothing,
+    read_one,
+    v3_path,
+)
 from http_api.contract.resources import (
     AddingReplica,
     BrokerInfo,
@@ -94,25 +105,18 @@ def cluster() -> Call[ClusterInfo]:
 
 def brokers(cluster_id: str, *, include_all: bool = False) -> Call[list[BrokerInfo]]:
     """Return the call that lists the live brokers, or all registered ones with ``include_all``."""
-    query = {"include": "all"} if include_all else None
-    path = v3_path(cluster_id, "brokers", query=query)
-    request = Request(method="GET", path=path)
-    return Call(request, lambda answer: [broker_of(row) for row in answer.resources()])
+    path = v3_path(cluster_id, "brokers", query={"include": "all"} if include_all else None)
+    return read_list(Request(method="GET", path=path), broker_of)
 
 
 def topics(cluster_id: str) -> Call[list[TopicInfo]]:
     """Return the call that lists every topic, internal ones included."""
-
-    def parse(answer: Answer) -> list[TopicInfo]:
-        return [_topic(row) for row in answer.resources()]
-
-    return Call(Request(method="GET", path=v3_path(cluster_id, "topics")), parse)
+    return read_list(_get(cluster_id, "topics"), _topic)
 
 
 def topic(cluster_id: str, name: str) -> Call[TopicInfo]:
     """Return the call that reads a topic; `ApiError` 40403 if it does not exist."""
-    path = v3_path(cluster_id, "topics", name)
-    return Call(Request(method="GET", path=path), lambda answer: _topic(answer.json()))
+    return read_one(_get(cluster_id, "topics", name), _topic)
 
 
 def create_topic(
@@ -147,13 +151,7 @@ def create_topic(
         body["replicas_assignments"] = {str(at): list(ids) for at, ids in enumerate(assignments)}
     if validate_only:
         body["validate_only"] = True
-    request = Request(
-        method="POST",
-        path=v3_path(cluster_id, "topics"),
-        body=orjson.dumps(body),
-        timeout_s=CREATE_TIMEOUT_S,
-    )
-    return Call(request, lambda answer: _topic(answer.json()))
+    return read_one(_change("POST", v3_path(cluster_id, "topics"), body), _topic)
 
 
 def add_partitions(
@@ -172,21 +170,12 @@ def add_partitions(
     body: dict[str, Any] = {"partitions_count": count, "validate_only": validate_only}
     if assignments:
         body["replicas_assignments"] = {str(at): list(ids) for at, ids in assignments.items()}
-    request = Request(
-        method="PATCH",
-        path=v3_path(cluster_id, "topics", name),
-        body=orjson.dumps(body),
-        timeout_s=CREATE_TIMEOUT_S,
-    )
-    return Call(request, lambda answer: _topic(answer.json()))
+    return read_one(_change("PATCH", v3_path(cluster_id, "topics", name), body), _topic)
 
 
 def delete_topic(cluster_id: str, name: str) -> Call[None]:
     """Return the call that deletes a topic and answers once the answering broker has removed it."""
-    request = Request(
-        method="DELETE", path=v3_path(cluster_id, "topics", name), timeout_s=CREATE_TIMEOUT_S
-    )
-    return Call(request, lambda _: None)
+    return read_nothing(_change("DELETE", v3_path(cluster_id, "topics", name)))
 
 
 def topic_layout(name: str) -> Call[TopicLayout]:
@@ -202,29 +191,35 @@ def topic_layout(name: str) -> Call[TopicLayout]:
 
 def partitions(cluster_id: str, topic: str) -> Call[list[PartitionInfo]]:
     """Return the call that lists a topic's partitions with leaders, epochs, replicas and ISR."""
-    path = v3_path(cluster_id, "topics", topic, "partitions")
-    request = Request(method="GET", path=path)
-    return Call(request, lambda answer: [partition_of(row) for row in answer.resources()])
+    return read_list(_get(cluster_id, "topics", topic, "partitions"), partition_of)
 
 
 def partition(cluster_id: str, topic: str, number: int) -> Call[PartitionInfo]:
     """Return the call that reads a partition; `ApiError` 40401 or 40402 if it does not exist."""
-    path = v3_path(cluster_id, "topics", topic, "partitions", number)
-    return Call(Request(method="GET", path=path), lambda answer: partition_of(answer.json()))
+    return read_one(_get(cluster_id, "topics", topic, "partitions", number), partition_of)
 
 
 def partition_ids(topic: str) -> Call[list[int]]:
     """Return the call that lists the partition numbers of a topic, in ascending order."""
 
     def parse(answer: Answer) -> list[int]:
-        return sorted(row["partition"] for row in answer.json())
+        rows = answer.json()
+        if not isinstance(rows, list):
+            msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
+            raise ProtocolError(msg)
+        return sorted(row["partition"] for row in rows)
 
     return Call(Request(method="GET", path=path_of("topics", topic, "partitions")), parse)
 
 
-def v3_path(cluster_id: str, *parts: object, query: Mapping[str, object] | None = None) -> str:
-    """Return the path of a resource below the cluster in the v3 API."""
-    return path_of("v3", "clusters", cluster_id, *parts, query=query)
+def _get(cluster_id: str, *parts: object) -> Request:
+    return Request(method="GET", path=v3_path(cluster_id, *parts))
+
+
+def _change(method: str, path: str, body: Mapping[str, Any] | None = None) -> Request:
+    """Return a request that the controller has to carry out."""
+    text = None if body is None else orjson.dumps(body)
+    return Request(method=method, path=path, body=text, timeout_s=CREATE_TIMEOUT_S)
 
 
 def _topic(row: Mapping[str, Any]) -> TopicInfo:
@@ -247,8 +242,7 @@ class BrokerDetails:
 
 def broker(cluster_id: str, broker_id: int) -> Call[BrokerDetails]:
     """Return the call that reads a registered broker, live or not; `ApiError` 404 if unknown."""
-    request = Request(method="GET", path=v3_path(cluster_id, "brokers", broker_id))
-    return Call(request, lambda answer: _details(answer.json()))
+    return read_one(_get(cluster_id, "brokers", broker_id), _details)
 
 
 def drain(cluster_id: str, broker_id: int, scope: str) -> Call[BrokerDetails]:
@@ -257,13 +251,8 @@ def drain(cluster_id: str, broker_id: int, scope: str) -> Call[BrokerDetails]:
     ``scope`` is ``leaders`` or ``replicas``, the partitions to move away, or ``none``, which ends
     the drain. The moves continue after the answer; `broker` reports their progress.
     """
-    request = Request(
-        method="POST",
-        path=v3_path(cluster_id, "brokers", f"{broker_id}:drain"),
-        body=orjson.dumps({"scope": scope}),
-        timeout_s=CREATE_TIMEOUT_S,
-    )
-    return Call(request, lambda answer: _details(answer.json()))
+    path = v3_path(cluster_id, "brokers", f"{broker_id}:drain")
+    return read_one(_change("POST", path, {"scope": scope}), _details)
 
 
 def unregister(cluster_id: str, broker_id: int) -> Call[None]:
@@ -271,18 +260,12 @@ def unregister(cluster_id: str, broker_id: int) -> Call[None]:
 
     Raises `ApiError` 40002 if the broker is live or holds replicas.
     """
-    request = Request(
-        method="DELETE",
-        path=v3_path(cluster_id, "brokers", broker_id),
-        timeout_s=CREATE_TIMEOUT_S,
-    )
-    return Call(request, lambda _: None)
+    return read_nothing(_change("DELETE", v3_path(cluster_id, "brokers", broker_id)))
 
 
 def features(cluster_id: str) -> Call[Features]:
     """Return the call that reads ``metadata.version`` and the levels that the brokers support."""
-    request = Request(method="GET", path=v3_path(cluster_id, "features"))
-    return Call(request, lambda answer: features_of(answer.json()))
+    return read_one(_get(cluster_id, "features"), features_of)
 
 
 def upgrade(
@@ -292,13 +275,8 @@ def upgrade(
 
     None raises it to the highest level that every node supports. ``validate_only`` changes nothing.
     """
-    request = Request(
-        method="PATCH",
-        path=v3_path(cluster_id, "features"),
-        body=orjson.dumps({"metadata_version": level, "validate_only": validate_only}),
-        timeout_s=CREATE_TIMEOUT_S,
-    )
-    return Call(request, lambda answer: features_of(answer.json()))
+    body = {"metadata_version": level, "validate_only": validate_only}
+    return read_one(_change("PATCH", v3_path(cluster_id, "features"), body), features_of)
 
 
 def _details(row: Mapping[str, Any]) -> BrokerDetails:
@@ -336,14 +314,12 @@ OF_CLUSTER = ConfigPlace(("broker-configs",))
 
 def configs(cluster_id: str, place: ConfigPlace) -> Call[list[ConfigInfo]]:
     """Return the call that lists all configs in force at a place."""
-    request = Request(method="GET", path=v3_path(cluster_id, *place.path))
-    return Call(request, lambda answer: [config_of(row) for row in answer.resources()])
+    return read_list(_get(cluster_id, *place.path), config_of)
 
 
 def config(cluster_id: str, place: ConfigPlace, name: str) -> Call[ConfigInfo]:
     """Return the call that reads a config; `ApiError` 404 if no config has this name."""
-    request = Request(method="GET", path=v3_path(cluster_id, *place.path, name))
-    return Call(request, lambda answer: config_of(answer.json()))
+    return read_one(_get(cluster_id, *place.path, name), config_of)
 
 
 def alter_configs(
@@ -363,17 +339,8 @@ def alter_configs(
         else {"name": name, "operation": "SET", "value": value}
         for name, value in changes.items()
     ]
-    request = Request(
-        method="POST",
-        path=v3_path(cluster_id, *place.path) + ":alter",
-        body=orjson.dumps({"data": rows, "validate_only": validate_only}),
-        timeout_s=CREATE_TIMEOUT_S,
-    )
-    return Call(request, _ignore_answer)
-
-
-def _ignore_answer(_: Answer) -> None:
-    return None
+    body = {"data": rows, "validate_only": validate_only}
+    return read_nothing(_change("POST", v3_path(cluster_id, *place.path) + ":alter", body))
 
 
 ALL = "-"
@@ -393,8 +360,8 @@ class ElectionInfo:
 
 def reassignments(cluster_id: str, topic: str | None = None) -> Call[list[ReassignmentInfo]]:
     """Return the call that lists the reassignments under way, of a topic or of the cluster."""
-    request = Request(method="GET", path=_reassignments_path(cluster_id, topic or ALL))
-    return Call(request, _parse_reassignments)
+    parts = ("topics", topic or ALL, "partitions", ALL, "reassignment")
+    return read_list(_get(cluster_id, *parts), reassignment_of)
 
 
 def reassign(
@@ -417,12 +384,8 @@ def reassign(
         }
         for (topic, number), ids in replicas.items()
     ]
-    request = Request(
-        method="POST",
-        path=_reassignments_path(cluster_id, ALL),
-        body=orjson.dumps({"data": rows, "validate_only": validate_only}),
-        timeout_s=CREATE_TIMEOUT_S,
-    )
+    path = v3_path(cluster_id, "topics", ALL, "partitions", ALL, "reassignment")
+    request = _change("POST", path, {"data": rows, "validate_only": validate_only})
     return Call(request, _parse_reassignments)
 
 
@@ -433,13 +396,9 @@ def cancel_reassignments(
 
     Raises `ApiError` 404 if a single partition is named that is not being reassigned.
     """
-    path = v3_path(
-        cluster_id,
-        *("topics", topic or ALL, "partitions"),
-        *(ALL if partition is None else partition, "reassignment"),
-    )
-    request = Request(method="DELETE", path=path, timeout_s=CREATE_TIMEOUT_S)
-    return Call(request, lambda _: None)
+    number = ALL if partition is None else partition
+    path = v3_path(cluster_id, "topics", topic or ALL, "partitions", number, "reassignment")
+    return read_nothing(_change("DELETE", path))
 
 
 def elect_leader(
@@ -450,7 +409,7 @@ def elect_leader(
     Raises `ApiError` 50302 if no replica can be elected.
     """
     path = v3_path(cluster_id, "topics", topic, "partitions", partition, "leader:elect")
-    return Call(_elect(path, election), lambda answer: partition_of(answer.json()))
+    return read_one(_change("POST", path, {"election": election}), partition_of)
 
 
 def elect_leaders(
@@ -460,21 +419,8 @@ def elect_leaders(
 
     The result has a row for each partition whose election was attempted.
     """
-
-    def parse(answer: Answer) -> list[ElectionInfo]:
-        return [
-            ElectionInfo(
-                topic=row["topic_name"],
-                partition=row["partition_id"],
-                leader=row["leader_id"],
-                error_code=row["error_code"],
-                error=row["error"],
-            )
-            for row in answer.resources()
-        ]
-
     path = v3_path(cluster_id, "topics", topic or ALL, "partitions", ALL, "leader:elect")
-    return Call(_elect(path, election), parse)
+    return read_list(_change("POST", path, {"election": election}), _election)
 
 
 def delete_records(cluster_id: str, topic: str, partition: int, before_offset: int) -> Call[int]:
@@ -483,18 +429,18 @@ def delete_records(cluster_id: str, topic: str, partition: int, before_offset: i
     The call's result is the partition's new log start offset.
     """
     path = v3_path(cluster_id, "topics", topic, "partitions", f"{partition}:delete-records")
-    body = orjson.dumps({"before_offset": before_offset})
-    request = Request(method="POST", path=path, body=body, timeout_s=CREATE_TIMEOUT_S)
-    return Call(request, lambda answer: int(answer.json()["log_start_offset"]))
+    request = _change("POST", path, {"before_offset": before_offset})
+    return read_one(request, lambda row: int(row["log_start_offset"]))
 
 
-def _elect(path: str, election: str) -> Request:
-    body = orjson.dumps({"election": election})
-    return Request(method="POST", path=path, body=body, timeout_s=CREATE_TIMEOUT_S)
-
-
-def _reassignments_path(cluster_id: str, topic: str) -> str:
-    return v3_path(cluster_id, "topics", topic, "partitions", ALL, "reassignment")
+def _election(row: Mapping[str, Any]) -> ElectionInfo:
+    return ElectionInfo(
+        topic=row["topic_name"],
+        partition=row["partition_id"],
+        leader=row["leader_id"],
+        error_code=row["error_code"],
+        error=row["error"],
+    )
 
 
 def _parse_reassignments(answer: Answer) -> list[ReassignmentInfo]:

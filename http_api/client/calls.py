@@ -153,6 +153,26 @@ def path_of(*parts: object, query: Mapping[str, object] | None = None) -> str:
     return f"{path}?{urlencode(kept)}" if kept else path
 
 
+def v3_path(cluster_id: str, *parts: object, query: Mapping[str, object] | None = None) -> str:
+    """Return the path of a resource below the cluster in the v3 API."""
+    return path_of("v3", "clusters", cluster_id, *parts, query=query)
+
+
+def read_one(request: Request, read: Callable[[Any], T]) -> Call[T]:
+    """Return the call whose result is read from one JSON object."""
+    return Call(request, lambda answer: read(answer.json()))
+
+
+def read_list(request: Request, read: Callable[[Any], T]) -> Call[list[T]]:
+    """Return the call whose result is read from each row of a v3 list."""
+    return Call(request, lambda answer: [read(row) for row in answer.resources()])
+
+
+def read_nothing(request: Request) -> Call[None]:
+    """Return the call whose answer carries nothing but its status."""
+    return Call(request, lambda _: None)
+
+
 def error_of(answer: Answer) -> ApiError:
     """Return the error that an answer of 400 or more describes."""
     try:

@@ -12,9 +12,10 @@ from typing import Any
 
 import orjson
 
-from http_api.client.calls import Answer, Call, ProtocolError, Request, path_of
+from http_api.client.calls import Answer, Call, ProtocolError, Request, v3_path
 from http_api.contract.media_types import NDJSON
 
+HEALTH_TIMEOUT_S = 5.0
 LOG_MARGIN_S = 10.0
 """Seconds beyond its wait after which a long poll of the log is given up."""
 NEXT_OFFSET_HEADER = "quorumlog-next-offset"
@@ -32,13 +33,13 @@ class LogPage:
 
 def quorum(cluster_id: str) -> Call[dict[str, Any]]:
     """Return the call that reads the state of the quorum (``KafkaQuorum``)."""
-    return Call(Request(method="GET", path=_path(cluster_id, "quorum")), _object)
+    return Call(Request(method="GET", path=v3_path(cluster_id, "quorum")), _object)
 
 
-def health(cluster_id: str, *, timeout_s: float = 5.0) -> Call[dict[str, Any]]:
+def health(cluster_id: str) -> Call[dict[str, Any]]:
     """Return the call that reads the cluster's health with its reasons (``KafkaClusterHealth``)."""
-    path = f"{_path(cluster_id)}:health"
-    return Call(Request(method="GET", path=path, timeout_s=timeout_s), _object)
+    path = f"{v3_path(cluster_id)}:health"
+    return Call(Request(method="GET", path=path, timeout_s=HEALTH_TIMEOUT_S), _object)
 
 
 def image(cluster_id: str, parts: Sequence[str]) -> Call[Any]:
@@ -46,8 +47,8 @@ def image(cluster_id: str, parts: Sequence[str]) -> Call[Any]:
 
     Raises `ApiError` 404 for a path that does not exist; its message lists the names that do.
     """
-    path = _path(cluster_id, "metadata", "image", *parts)
-    return Call(Request(method="GET", path=path), lambda answer: answer.json())
+    path = v3_path(cluster_id, "metadata", "image", *parts)
+    return Call(Request(method="GET", path=path), Answer.json)
 
 
 def log(cluster_id: str, offset: int, *, wait_ms: int = 0, facts_max: int = 2_000) -> Call[LogPage]:
@@ -71,15 +72,11 @@ def log(cluster_id: str, offset: int, *, wait_ms: int = 0, facts_max: int = 2_00
     query = {"offset": offset, "timeout": wait_ms, "max": facts_max}
     request = Request(
         method="GET",
-        path=path_of("v3", "clusters", cluster_id, "metadata", "log", query=query),
+        path=v3_path(cluster_id, "metadata", "log", query=query),
         accept=NDJSON,
         timeout_s=wait_ms / 1000 + LOG_MARGIN_S,
     )
     return Call(request, parse)
-
-
-def _path(cluster_id: str, *parts: object) -> str:
-    return path_of("v3", "clusters", cluster_id, *parts)
 
 
 def _object(answer: Answer) -> dict[str, Any]:

@@ -94,6 +94,15 @@ class StoredPage:
 _decode_records = msgspec.json.Decoder(list[Record]).decode
 
 
+def decode_records(answer: Answer) -> list[Record]:
+    """Return the records of an answer; raises `ProtocolError` if its body is no list of them."""
+    try:
+        return _decode_records(answer.body)
+    except msgspec.MsgspecError as error:
+        msg = f"expected records, got {answer.body[:100]!r}"
+        raise ProtocolError(msg) from error
+
+
 def fetch(
     topic: str,
     partition: int,
@@ -113,13 +122,8 @@ def fetch(
     request = _fetch_request(topic, partition, offset, wait_ms, max_bytes, accept, rack=rack)
 
     def parse(answer: Answer) -> FetchPage:
-        try:
-            records = _decode_records(answer.body)
-        except msgspec.MsgspecError as error:
-            msg = f"expected records, got {answer.body[:100]!r}"
-            raise ProtocolError(msg) from error
         return FetchPage(
-            records=records,
+            records=decode_records(answer),
             next_offset=_header(answer, "next-offset"),
             high_watermark=_header(answer, "high-watermark"),
             log_start_offset=_header(answer, "log-start-offset"),

@@ -11,11 +11,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import orjson
 
-from http_api.client.calls import Answer, Call, Place, ProtocolError, Request, path_of
-from http_api.client.consumer import DEFAULT_MAX_BYTES, Record
+from http_api.client.calls import (
+    Answer,
+    Call,
+    Place,
+    Request,
+    path_of,
+    read_list,
+    read_nothing,
+    read_one,
+    v3_path,
+)
+from http_api.client.consumer import DEFAULT_MAX_BYTES, Record, decode_records
 from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
 from http_api.contract.resources import (
     CommittedOffset,
@@ -32,8 +41,6 @@ __all__ = ["CommittedOffset", "GroupInfo", "GroupMember", "Place"]  # for users 
 GROUP_TIMEOUT_S = 15.0
 """Seconds for one attempt; a coordinator that is taking over answers within a few."""
 _NETWORK_MARGIN_S = 15.0
-
-_decode_records = msgspec.json.Decoder(list[Record]).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,35 +69,34 @@ def create_instance(group: str, name: str, settings: InstanceSettings) -> Call[N
         "enable.auto.commit": False,
         "session.timeout.ms": settings.session_timeout_ms,
     }
-    return _done(_post(path_of("consumers", group), body))
+    return read_nothing(_post(path_of("consumers", group), body))
 
 
 def delete_instance(group: str, name: str) -> Call[None]:
     """Return the call that makes an instance leave the group at once; a repeat gets a 404."""
-    path = path_of("consumers", group, "instances", name)
-    return _done(Request(method="DELETE", path=path, accept=V2, timeout_s=GROUP_TIMEOUT_S))
+    path = _path(group, name)
+    return read_nothing(Request(method="DELETE", path=path, accept=V2, timeout_s=GROUP_TIMEOUT_S))
 
 
 def subscribe(group: str, name: str, topics: Iterable[str]) -> Call[None]:
     """Return the call that joins the group for these topics and answers after the join."""
     body = {"topics": list(topics)}
-    return _done(_post(_path(group, name, "subscription"), body, repeatable=True))
+    return read_nothing(_post(_path(group, name, "subscription"), body, repeatable=True))
 
 
 def assign(group: str, name: str, partitions: Iterable[Place]) -> Call[None]:
     """Return the call that assigns partitions by hand, outside of the group's rebalancing."""
-    body = {"partitions": [{"topic": topic, "partition": number} for topic, number in partitions]}
-    return _done(_post(_path(group, name, "assignments"), body, repeatable=True))
+    path = _path(group, name, "assignments")
+    return read_nothing(_post(path, _partitions(partitions), repeatable=True))
 
 
 def assignment(group: str, name: str) -> Call[list[Place]]:
     """Return the call that lists the partitions that the instance owns now."""
-
-    def parse(answer: Answer) -> list[Place]:
-        return [(row["topic"], row["partition"]) for row in answer.json()["partitions"]]
-
     path = _path(group, name, "assignments")
-    return Call(Request(method="GET", path=path, accept=V2, timeout_s=GROUP_TIMEOUT_S), parse)
+    request = Request(method="GET", path=path, accept=V2, timeout_s=GROUP_TIMEOUT_S)
+    return read_one(
+        request, lambda body: [(row["topic"], row["partition"]) for row in body["partitions"]]
+    )
 
 
 def poll(
@@ -109,20 +115,12 @@ def poll(
     query = {"timeout": wait_ms, "max_bytes": max_bytes}
     request = Request(
         method="GET",
-        path=path_of("consumers", group, "instances", name, "records", query=query),
+        path=_path(group, name, "records", query=query),
         accept=V2_BINARY if binary else V2_JSON,
         timeout_s=wait_ms / 1000 + _NETWORK_MARGIN_S,
         repeatable=False,
     )
-
-    def parse(answer: Answer) -> list[Record]:
-        try:
-            return _decode_records(answer.body)
-        except msgspec.MsgspecError as error:
-            msg = f"expected records, got {answer.body[:100]!r}"
-            raise ProtocolError(msg) from error
-
-    return Call(request, parse)
+    return Call(request, decode_records)
 
 
 def commit(group: str, name: str, offsets: Mapping[Place, int]) -> Call[None]:
@@ -130,7 +128,7 @@ def commit(group: str, name: str, offsets: Mapping[Place, int]) -> Call[None]:
 
     It may be repeated: an older commit that arrives late does not replace a newer one.
     """
-    return _done(_post(_path(group, name, "offsets"), _offsets(offsets), repeatable=True))
+    return read_nothing(_post(_path(group, name, "offsets"), _offsets(offsets), repeatable=True))
 
 
 def committed(group: str, name: str, partitions: Iterable[Place]) -> Call[dict[Place, int]]:
@@ -140,11 +138,10 @@ def committed(group: str, name: str, partitions: Iterable[Place]) -> Call[dict[P
         rows = answer.json()["offsets"]
         return {(row["topic"], row["partition"]): row["offset"] for row in rows}
 
-    rows = [{"topic": topic, "partition": number} for topic, number in partitions]
     request = Request(
         method="GET",
         path=_path(group, name, "offsets"),
-        body=orjson.dumps({"partitions": rows}),
+        body=orjson.dumps(_partitions(partitions)),
         content_type=V2,
         accept=V2,
         timeout_s=GROUP_TIMEOUT_S,
@@ -154,14 +151,13 @@ def committed(group: str, name: str, partitions: Iterable[Place]) -> Call[dict[P
 
 def seek(group: str, name: str, offsets: Mapping[Place, int]) -> Call[None]:
     """Return the call that makes the instance continue reading at these offsets."""
-    return _done(_post(_path(group, name, "positions"), _offsets(offsets), repeatable=True))
+    return read_nothing(_post(_path(group, name, "positions"), _offsets(offsets), repeatable=True))
 
 
 def seek_to_edge(group: str, name: str, partitions: Iterable[Place], edge: str) -> Call[None]:
     """Return the call that moves the instance to the ``beginning`` or the ``end`` of partitions."""
-    body = {"partitions": [{"topic": topic, "partition": number} for topic, number in partitions]}
-    path = path_of("consumers", group, "instances", name, "positions", edge)
-    return _done(_post(path, body, repeatable=True))
+    path = _path(group, name, "positions", edge)
+    return read_nothing(_post(path, _partitions(partitions), repeatable=True))
 
 
 # calls about groups, made from outside
@@ -169,27 +165,23 @@ def seek_to_edge(group: str, name: str, partitions: Iterable[Place], edge: str) 
 
 def list_groups(cluster_id: str) -> Call[list[GroupInfo]]:
     """Return the call that lists every consumer group of the cluster."""
-    return Call(_get(cluster_id), lambda answer: [group_of(row) for row in answer.resources()])
+    return read_list(_get(cluster_id), group_of)
 
 
 def describe_group(cluster_id: str, group: str) -> Call[GroupInfo]:
     """Return the call that reads a group; 404/40405 if it does not exist."""
-    return Call(_get(cluster_id, group), lambda answer: group_of(answer.json()))
+    return read_one(_get(cluster_id, group), group_of)
 
 
 def members(cluster_id: str, group: str) -> Call[list[GroupMember]]:
     """Return the call that lists the live instances of a group."""
-    request = _get(cluster_id, group, "consumers")
-    return Call(request, lambda answer: [member_of(row) for row in answer.resources()])
+    return read_list(_get(cluster_id, group, "consumers"), member_of)
 
 
 def member_assignment(cluster_id: str, group: str, member_id: str) -> Call[list[Place]]:
     """Return the call that lists the partitions that a live instance owns."""
-
-    def parse(answer: Answer) -> list[Place]:
-        return [(row["topic_name"], row["partition_id"]) for row in answer.resources()]
-
-    return Call(_get(cluster_id, group, "consumers", member_id, "assignments"), parse)
+    request = _get(cluster_id, group, "consumers", member_id, "assignments")
+    return read_list(request, lambda row: (row["topic_name"], row["partition_id"]))
 
 
 def group_offsets(cluster_id: str, group: str) -> Call[list[CommittedOffset]]:
@@ -197,8 +189,7 @@ def group_offsets(cluster_id: str, group: str) -> Call[list[CommittedOffset]]:
 
     The list is empty for a group that does not exist.
     """
-    request = _get(cluster_id, group, "offsets")
-    return Call(request, lambda answer: [committed_of(row) for row in answer.resources()])
+    return read_list(_get(cluster_id, group, "offsets"), committed_of)
 
 
 def commit_group(
@@ -223,23 +214,21 @@ def commit_group(
         body["member_id"], body["member_epoch"] = member
     request = Request(
         method="PATCH",
-        path=_v3(cluster_id, group, "offsets"),
+        path=v3_path(cluster_id, "consumer-groups", group, "offsets"),
         body=orjson.dumps(body),
         timeout_s=GROUP_TIMEOUT_S,
     )
-    return _done(request)
+    return read_nothing(request)
 
 
-def _path(group: str, name: str, what: str) -> str:
-    return path_of("consumers", group, "instances", name, what)
-
-
-def _v3(cluster_id: str, *parts: object) -> str:
-    return path_of("v3", "clusters", cluster_id, "consumer-groups", *parts)
+def _path(group: str, name: str, *what: str, query: Mapping[str, object] | None = None) -> str:
+    return path_of("consumers", group, "instances", name, *what, query=query)
 
 
 def _get(cluster_id: str, *parts: object) -> Request:
-    return Request(method="GET", path=_v3(cluster_id, *parts), timeout_s=GROUP_TIMEOUT_S)
+    return Request(
+        method="GET", path=v3_path(cluster_id, "consumer-groups", *parts), timeout_s=GROUP_TIMEOUT_S
+    )
 
 
 def _post(path: str, body: object, *, repeatable: bool | None = None) -> Request:
@@ -254,8 +243,8 @@ def _post(path: str, body: object, *, repeatable: bool | None = None) -> Request
     )
 
 
-def _done(request: Request) -> Call[None]:
-    return Call(request, lambda _: None)
+def _partitions(partitions: Iterable[Place]) -> dict[str, Any]:
+    return {"partitions": [{"topic": topic, "partition": number} for topic, number in partitions]}
 
 
 def _offsets(offsets: Mapping[Place, int]) -> dict[str, Any]:

@@ -21,16 +21,15 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from http_api.client.admin import cluster, v3_path
+from http_api.client.admin import cluster, partition_ids
 from http_api.client.calls import (
-    Answer,
     ApiError,
     Call,
     ClientError,
-    ProtocolError,
     Request,
     UnreachableError,
-    path_of,
+    read_one,
+    v3_path,
 )
 from http_api.client.producer import (
     RETRIABLE_CODE,
@@ -41,7 +40,6 @@ from http_api.client.producer import (
 )
 from http_api.client.transport import DEFAULT_RETRY_S, Client
 from http_api.contract.errors import RestCode
-from http_api.contract.media_types import V2
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.sequenced_sender import InFlightBatch, PendingProduce, SequencedSender
 
@@ -73,21 +71,7 @@ def new_producer_id(cluster_id: str) -> Call[int]:
     """
     path = v3_path(cluster_id, "producer-ids")
     request = Request(method="POST", path=path, body=b"{}", repeatable=True)
-    return Call(request, lambda answer: int(answer.json()["producer_id"]))
-
-
-def partition_count(topic: str) -> Call[int]:
-    """Return the call that counts the partitions of a topic."""
-
-    def parse(answer: Answer) -> int:
-        rows = answer.json()
-        if not isinstance(rows, list):
-            msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
-            raise ProtocolError(msg)
-        return len(rows)
-
-    path = path_of("topics", topic, "partitions")
-    return Call(Request(method="GET", path=path, accept=V2), parse)
+    return read_one(request, lambda body: int(body["producer_id"]))
 
 
 class Sequencer:
@@ -254,7 +238,7 @@ class Producer:
             self._sequencer = Sequencer(
                 self._topic,
                 self._client.run(new_producer_id(self._cluster_id)),
-                self._client.run(partition_count(self._topic)),
+                len(self._client.run(partition_ids(self._topic))),
                 self._partitioner,
             )
         return _in_order(
@@ -308,12 +292,9 @@ class AsyncProducer:
 
     async def __aenter__(self) -> Self:
         self._cluster_id = (await self._client.run(cluster())).cluster_id
-        self._sequencer = Sequencer(
-            self._topic,
-            await self._client.run(new_producer_id(self._cluster_id)),
-            await self._client.run(partition_count(self._topic)),
-            self._partitioner,
-        )
+        producer_id = await self._client.run(new_producer_id(self._cluster_id))
+        partitions = await self._client.run(partition_ids(self._topic))
+        self._sequencer = Sequencer(self._topic, producer_id, len(partitions), self._partitioner)
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         return self

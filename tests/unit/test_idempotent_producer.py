@@ -49,7 +49,8 @@ class Broker:
         if path == "/v3/clusters/c/producer-ids":
             return Answer(status=200, body=b'{"producer_id":7}')
         if path == "/topics/t/partitions":
-            return Answer(status=200, body=b"[1,2,3]")
+            rows = b'[{"partition":0},{"partition":1},{"partition":2}]'
+            return Answer(status=200, body=rows)
         assert method == "POST"
         number = int(path.partition("?")[0].rpartition("/")[2])
         self.requests += 1
