@@ -17,7 +17,13 @@ import click
 import msgspec
 import orjson
 
-from http_api.cli.options import client_of, format_option, print_client_errors, url_option
+from http_api.cli.options import (
+    client_of,
+    format_option,
+    learn_brokers,
+    print_client_errors,
+    url_option,
+)
 from http_api.client import admin
 from http_api.client.calls import ApiError, ClientError
 from http_api.client.consumer import FetchPage, PartitionEnds, Record, ends, fetch
@@ -112,8 +118,7 @@ def _check_offset(text: str) -> None:
 def _ranges(
     client: Client, wanted: ConsumeArguments, partition: int | None
 ) -> list[PartitionRange]:
-    found = client.run(admin.cluster())
-    client.routes.add(broker.url for broker in client.run(admin.brokers(found.cluster_id)))
+    learn_brokers(client)
     if partition is not None:
         return [_range(client, wanted, partition, alone=True)]
     partitions = client.run(admin.partition_ids(wanted.topic))

@@ -46,10 +46,6 @@ def _position(fact: Fact) -> str:
     return f"{fact['offset']} e{fact['epoch']} {fact.get('time') or '-'}"
 
 
-def _snapshot(fact: Fact) -> str:
-    return f"of everything below offset {fact['next_offset']}, epoch {fact['controller_epoch']}"
-
-
 def _partition(fact: Fact) -> str:
     before: Fact = fact.get("before") or {}
     words = [f"partition {_topic(fact)}-{fact['partition']}:"]
@@ -88,18 +84,6 @@ def _topic(fact: Fact) -> str:
     return str(fact.get("topic") or fact.get("topic_id"))
 
 
-def _topic_created(fact: Fact) -> str:
-    return f"topic {fact['name']}: created, {fact['partitions_count']} partitions"
-
-
-def _topic_grown(fact: Fact) -> str:
-    return f"topic {_topic(fact)}: grows to {fact['partitions_count']} partitions"
-
-
-def _topic_deleted(fact: Fact) -> str:
-    return f"topic {_topic(fact)}: deleted"
-
-
 def _broker_registered(fact: Fact) -> str:
     words = f"broker {fact['broker_id']}: registered at {fact['http']} epoch {fact['broker_epoch']}"
     if fact.get("rack"):
@@ -117,14 +101,6 @@ def _broker_changed(fact: Fact) -> str:
     return f"broker {fact['broker_id']}: {state}" + ("" if fact["settled"] else ", not settled")
 
 
-def _broker_drained(fact: Fact) -> str:
-    return f"broker {fact['broker_id']}: drain {fact['scope']}"
-
-
-def _broker_unregistered(fact: Fact) -> str:
-    return f"broker {fact['broker_id']}: unregistered"
-
-
 def _config(fact: Fact) -> str:
     owner = fact["resource_type"]
     name = fact.get("topic") or fact["resource_name"]
@@ -135,14 +111,6 @@ def _config(fact: Fact) -> str:
     if before.get("value") is None:
         return f"config of {where}: {fact['name']} = {fact['value']}"
     return f"config of {where}: {fact['name']} = {before['value']} -> {fact['value']}"
-
-
-def _producer_ids(fact: Fact) -> str:
-    return f"producer ids below {fact['next_producer_id']}: handed to broker {fact['broker_id']}"
-
-
-def _feature_level(fact: Fact) -> str:
-    return f"metadata.version {fact['level']}"
 
 
 def _quota(fact: Fact) -> str:
@@ -159,18 +127,6 @@ def _acl(fact: Fact) -> str:
     )
 
 
-def _acl_removed(fact: Fact) -> str:
-    return f"acl {fact['acl_id']}: removed"
-
-
-def _user(fact: Fact) -> str:
-    return f"user {fact['name']}: {fact['mechanism']} password set"
-
-
-def _user_removed(fact: Fact) -> str:
-    return f"user {fact['name']}: {fact['mechanism']} password removed"
-
-
 def _unknown_type(fact: Fact) -> str:
     """Return all fields of a fact whose type this version does not know."""
     shown = {"offset", "epoch", "time", "type", "snapshot"}
@@ -179,24 +135,30 @@ def _unknown_type(fact: Fact) -> str:
 
 
 FORMATTERS: Mapping[str, Callable[[Fact], str]] = {
-    "snapshot": _snapshot,
+    "snapshot": lambda fact: (
+        f"of everything below offset {fact['next_offset']}, epoch {fact['controller_epoch']}"
+    ),
     "partition": _partition,
     "partition_change": _partition,
-    "topic": _topic_created,
-    "partitions_count": _topic_grown,
-    "remove_topic": _topic_deleted,
+    "topic": lambda fact: f"topic {fact['name']}: created, {fact['partitions_count']} partitions",
+    "partitions_count": lambda fact: (
+        f"topic {_topic(fact)}: grows to {fact['partitions_count']} partitions"
+    ),
+    "remove_topic": lambda fact: f"topic {_topic(fact)}: deleted",
     "register_broker": _broker_registered,
     "broker_registration_change": _broker_changed,
-    "broker_drain": _broker_drained,
-    "unregister_broker": _broker_unregistered,
+    "broker_drain": lambda fact: f"broker {fact['broker_id']}: drain {fact['scope']}",
+    "unregister_broker": lambda fact: f"broker {fact['broker_id']}: unregistered",
     "config": _config,
-    "producer_ids": _producer_ids,
-    "feature_level": _feature_level,
+    "producer_ids": lambda fact: (
+        f"producer ids below {fact['next_producer_id']}: handed to broker {fact['broker_id']}"
+    ),
+    "feature_level": lambda fact: f"metadata.version {fact['level']}",
     "client_quota": _quota,
     "acl": _acl,
-    "remove_acl": _acl_removed,
-    "user_scram": _user,
-    "remove_user_scram": _user_removed,
+    "remove_acl": lambda fact: f"acl {fact['acl_id']}: removed",
+    "user_scram": lambda fact: f"user {fact['name']}: {fact['mechanism']} password set",
+    "remove_user_scram": lambda fact: f"user {fact['name']}: {fact['mechanism']} password removed",
 }
 
 

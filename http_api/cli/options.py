@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import click
 
+from http_api.client.admin import brokers, cluster
 from http_api.client.calls import ApiError, ClientError
 from http_api.client.transport import DEFAULT_URL, Client
 from http_api.contract.errors import RestCode
@@ -72,6 +73,12 @@ def client_of(url: str) -> Client:
         msg = f"--url {url!r}: expected http://host:port"
         raise click.UsageError(msg)
     return Client([part if "://" in part else f"http://{part}" for part in urls])
+
+
+def learn_brokers(client: Client) -> None:
+    """Add all brokers to the client, so that a long command survives the broker in --url."""
+    found = client.run(cluster())
+    client.routes.add(broker.url for broker in client.run(brokers(found.cluster_id)))
 
 
 def print_client_errors(command: Command) -> Command:

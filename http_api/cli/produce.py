@@ -19,14 +19,13 @@ import orjson
 from http_api.cli.options import (
     client_of,
     format_option,
+    learn_brokers,
     print_client_errors,
     print_json,
     url_option,
 )
-from http_api.client import admin
 from http_api.client.calls import ClientError
 from http_api.client.producer import NewRecord, RecordOutcome, send
-from http_api.client.transport import Client
 from raft_metadata.common.errors import Outcome
 
 BATCH_RECORDS = 1_000
@@ -97,7 +96,7 @@ def produce(
     make = functools.partial(_record, separator=separator, is_json=is_json, null=null)
     try:
         with client_of(url) as client:
-            _learn_brokers(client)
+            learn_brokers(client)
             for lines in _read_batches():
                 records, wrong = _records(lines, make, summary.written)
                 if records:
@@ -129,12 +128,6 @@ def _records(
             text = f"line {before + len(records) + 1}: {error.message}; nothing from there on"
             return records, click.ClickException(f"{text} was written")
     return records, None
-
-
-def _learn_brokers(client: Client) -> None:
-    """Add all brokers to the client, so that a long write survives the broker in --url."""
-    found = client.run(admin.cluster())
-    client.routes.add(broker.url for broker in client.run(admin.brokers(found.cluster_id)))
 
 
 def _read_batches() -> Iterator[list[bytes]]:

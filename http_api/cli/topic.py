@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from http_api.cli.options import dry_run_option, parse_broker_ids, parse_pairs
+from http_api.cli.partition import partition_json
 from http_api.cli.session import Columns, CommandSession, Row, cluster_command, table
 from http_api.client import admin
 
@@ -149,8 +150,7 @@ def describe(session: CommandSession, names: tuple[str, ...]) -> None:
 
 def _describe(session: CommandSession, name: str) -> dict[str, Any]:
     layout = session.run(admin.topic_layout(name))
-    partitions = session.call(admin.partitions, name)
-    rows = [asdict(item) | {"out_of_sync": item.out_of_sync} for item in partitions]
+    rows = [partition_json(item) for item in session.call(admin.partitions, name)]
     return {"name": layout.name, "configs": dict(layout.configs), "partitions": rows}
 
 

@@ -58,7 +58,7 @@ async def _serve(node: OpenedNode) -> None:
         controllers = HttpControllerChannel(
             controllers={NodeId(i): str(each.http) for i, each in config.controllers.items()},
             cluster_id=config.cluster_id,
-            dial=controller_dial(config, "http"),
+            dial=config.controller_dial("http"),
             heartbeat_interval_ms=config.timeouts.broker_heartbeat_interval_ms,
             loop_progress_max_ms=config.timeouts.broker_session_timeout_ms,
         )
@@ -115,16 +115,6 @@ async def _listen(
     with binding(config.listen_http, config.name):
         await http.start(str(config.listen_http))
     listeners.push_async_callback(http.stop)
-
-
-def controller_dial(config: NodeConfig, kind: str) -> dict[NodeId, str]:
-    """Return this node's own addresses of controllers, from ``[dial]``, for a kind of listener."""
-    found = {}
-    for controller_id in config.controllers:
-        address = config.dial.get(f"controller-{controller_id}.{kind}")
-        if address is not None:
-            found[NodeId(controller_id)] = str(address)
-    return found
 
 
 def _peer_dial(config: NodeConfig) -> dict[BrokerId, str]:

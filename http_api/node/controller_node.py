@@ -33,17 +33,15 @@ from http_api.node.rejoin import with_remedy
 from http_api.peer.controller_server import ControllerServer
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.faults import FaultHandler, ProcessFaultHandler
-from raft_metadata.common.ids import DirectoryId, NodeId
+from raft_metadata.common.ids import NodeId
 from raft_metadata.controller.controller import ControllerConfig
 from raft_metadata.controller.topic_rules import TopicDefaults
 from raft_metadata.image.metadata_state_machine import MetadataStateMachine
 from raft_metadata.quorum.active_controller import ActiveController
 from raft_metadata.quorum.config import QuorumConfig
 from raft_metadata.quorum.controller_view import ControllerView
-from raft_metadata.quorum.data_dir import read_raft_meta
 from raft_metadata.quorum.metadata_quorum import MetadataQuorum
 from raft_metadata.records.feature_levels import SUPPORTED_FEATURE_LEVEL
-from raft_metadata.records.quorum_view import ControllerState
 
 HAND_OVER_HEARTBEATS = 2
 """Heartbeat intervals to wait after a hand-over: until then every broker has had an answer from
@@ -87,42 +85,19 @@ class NodeController(ActiveController):
             faults=faults,
         )
         self._voter = quorum
-        self._view = ControllerView(config.cluster_id, quorum, machine, self.sessions, clock)
+        self.view = ControllerView(
+            config.cluster_id, quorum, machine, self.sessions, clock, lambda: self.is_active
+        )
+        """The state of this controller, for operators and checkers."""
 
     @override
     def _step(self) -> bool:
-        self._view.note()
+        self.view.note()
         return super()._step()
 
     @override
     def status(self) -> Mapping[str, object]:
         return {**super().status(), **self._voter.status()}
-
-    def state(self, index: int | None = None) -> ControllerState:
-        """Return the controller's state for operators, as `ControllerView.state` does."""
-        return self._view.state(is_active=self.is_active, index=index)
-
-    async def image_hash(self) -> tuple[int, str]:
-        """Return offset and hash of the metadata image, as `ControllerView.image_hash` does."""
-        return await self._view.image_hash()
-
-
-class Voters:
-    """Answers of this voter to `quorumlog controller rejoin` of another one (rule Q4)."""
-
-    def __init__(self, quorum: MetadataQuorum, raft_dir: Path) -> None:
-        self._quorum = quorum
-        self._raft_dir = raft_dir
-
-    def voter_directories(self) -> Mapping[NodeId, DirectoryId]:
-        """Return every voter's directory id of ``raft/meta.json``, as changed by rejoins."""
-        meta = read_raft_meta(self._raft_dir)
-        assert meta is not None, "a running voter has its identity on disk"
-        return {NodeId(node): DirectoryId(directory) for node, directory in meta.voters.items()}
-
-    def accept_voter(self, voter: NodeId, directory_id: DirectoryId) -> None:
-        """Accept the new directory of a voter durably, as `MetadataQuorum.accept_voter` does."""
-        self._quorum.accept_voter(voter, directory_id)
 
 
 async def _serve(node: OpenedNode) -> None:
@@ -142,8 +117,8 @@ async def _serve(node: OpenedNode) -> None:
             node_id=config.node_id,
             cluster_id=config.cluster_id,
             controller=controller,
-            voters=Voters(quorum, config.data_dir / RAFT_FOLDER),
-            view=controller,
+            voters=quorum,
+            view=controller.view,
         )
         with binding(config.listen_http, config.name):
             await server.start()
@@ -187,11 +162,6 @@ def controller_config(config: NodeConfig) -> ControllerConfig:
 def quorum_config(node: OpenedNode) -> QuorumConfig:
     """Return the voter's configuration; the other voters' directories are in ``raft/meta.json``."""
     config = node.config
-    dial = {}
-    for voter in config.controllers:
-        address = config.dial.get(f"controller-{voter}.raft")
-        if address is not None:
-            dial[NodeId(voter)] = str(address)
     return QuorumConfig(
         node_id=config.node_id,
         cluster_id=config.cluster_id,
@@ -199,7 +169,7 @@ def quorum_config(node: OpenedNode) -> QuorumConfig:
         raft_dir=config.data_dir / RAFT_FOLDER,
         bind=str(config.listen_inner),
         voters={NodeId(voter): str(each.raft) for voter, each in config.controllers.items()},
-        dial=dial,
+        dial=config.controller_dial("raft"),
         tls=config.tls,
         election_timeout_ms=config.raft.election_timeout_ms,
         heartbeat_ms=config.raft.raft_heartbeat_ms,

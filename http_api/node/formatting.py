@@ -76,7 +76,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, SettingValue]:
     for text in overrides:
         key, value = split_assignment(text)
         setting = find_setting(key, "--set")
-        result[setting.name] = setting.parse(value, "--set")
+        result[setting.row.key] = setting.parse(value, "--set")
     return result
 
 

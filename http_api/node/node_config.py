@@ -57,32 +57,12 @@ class Setting:
     section: str
     row: ConfigRow
 
-    @property
-    def name(self) -> str:
-        """The key, such as ``min_insync_replicas``."""
-        return self.row.key
-
-    @property
-    def meaning(self) -> str:
-        """Short description of the setting's effect."""
-        return self.row.meaning
-
-    @property
-    def default(self) -> SettingValue:
-        """The value where no source sets one."""
-        return self.row.default
-
-    @property
-    def expected(self) -> str:
-        """Description of valid values, for messages and comments."""
-        return self.row.expected
-
     def check(self, value: object, origin: str) -> SettingValue:
         """Return the value if type and range fit this setting; else raise `ConfigError`."""
         if self.row.allows(value):
             assert isinstance(value, bool | int | float | str)
             return value
-        msg = f"{origin}: {self.section}.{self.name} = {value!r}, expected {self.expected}"
+        msg = f"{origin}: {self.section}.{self.row.key} = {value!r}, expected {self.row.expected}"
         raise ConfigError(msg)
 
     def parse(self, text: str, origin: str) -> SettingValue:
@@ -105,7 +85,7 @@ SETTINGS: tuple[Setting, ...] = tuple(
     Setting(row.section.value, row) for row in CONFIGS.values() if row.section is not None
 )
 
-BY_NAME = {setting.name: setting for setting in SETTINGS}
+BY_NAME = {setting.row.key: setting for setting in SETTINGS}
 SETTING_SECTIONS = tuple(section.value for section in Section)
 
 
@@ -226,6 +206,11 @@ class NodeConfig:
         """Return the address at which this node dials ``kind`` (http, peer, raft) of ``target``."""
         return self.dial.get(f"{target}.{kind}", advertised)
 
+    def controller_dial(self, kind: str) -> dict[NodeId, str]:
+        """Return this node's own addresses of controllers, for a kind of listener (http, raft)."""
+        found = ((one, self.dial.get(f"controller-{one}.{kind}")) for one in self.controllers)
+        return {NodeId(one): str(address) for one, address in found if address is not None}
+
     def broker_config(self, directory_id: DirectoryId) -> BrokerConfig:
         """Return the configuration of the broker; only where ``role`` is broker."""
         return BrokerConfig(
@@ -285,9 +270,7 @@ def read_config_file(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(msg) from None
     for section, keys in table.items():
         if section not in SECTIONS:
-            msg = f"{path}: unknown section {section!r}, the nearest is "
-            msg += repr(nearest(section, SECTIONS))
-            raise ConfigError(msg)
+            raise _unknown_section(section, str(path))
         if not isinstance(keys, dict):
             msg = f"{path}: {section} = {keys!r}, expected a section [{section}]"
             raise ConfigError(msg)
@@ -307,24 +290,25 @@ def overlay_environment(table: dict[str, dict[str, Any]], environment: Mapping[s
         section, _, key = name.removeprefix(ENVIRONMENT_PREFIX).partition("__")
         section = section.lower()
         if section not in SECTIONS:
-            msg = f"{name}: unknown section {section!r}, the nearest is "
-            msg += repr(nearest(section, SECTIONS))
-            raise ConfigError(msg)
+            raise _unknown_section(section, name)
         if section == "dial" and (match := _DIAL_ENVIRONMENT.fullmatch(key.upper())):
             key = f"{match[1]}-{match[2]}.{match[3]}"
         _assign(table, f"{section}.{key.lower()}", value, name)
+
+
+def _unknown_section(section: str, origin: str) -> ConfigError:
+    hint = repr(nearest(section, SECTIONS))
+    return ConfigError(f"{origin}: unknown section {section!r}, the nearest is {hint}")
 
 
 def _assign(table: dict[str, dict[str, Any]], key: str, value: str, origin: str) -> None:
     section, dot, name = key.partition(".")
     if not dot or section in SETTING_SECTIONS:
         setting = find_setting(key, origin)
-        table[setting.section][setting.name] = setting.parse(value, origin)
+        table[setting.section][setting.row.key] = setting.parse(value, origin)
         return
     if section not in SECTIONS:
-        msg = f"{origin}: unknown section {section!r}, the nearest is "
-        msg += repr(nearest(section, SECTIONS))
-        raise ConfigError(msg)
+        raise _unknown_section(section, origin)
     _check_key(section, name, origin)
     if section == "controllers":
         table[section][name] = _inline_table(value, origin)
@@ -500,7 +484,9 @@ def complete_settings(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
     If only the session is given, the times that depend on it follow: a heartbeat fits four times
     into a session, and a replica's lag is at most 2.5 sessions (rule R9).
     """
-    values: dict[str, Any] = {row.name: row.default for row in BY_NAME.values()} | dict(given)
+    values: dict[str, Any] = {
+        name: setting.row.default for name, setting in BY_NAME.items()
+    } | dict(given)
     session = values["broker_session_timeout_ms"]
     lag_limit = int(LAG_PER_SESSION * session)
     for name, limit in (
@@ -557,11 +543,8 @@ def _refuse_public_bind(config: NodeConfig) -> None:
         raise ConfigError(msg + " or say --insecure")
 
 
-def render_config(
-    table: Mapping[str, Mapping[str, Any]], settings: Sequence[Setting] | None = None
-) -> str:
+def render_config(table: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the text of a ``config.toml``; settings left at their default are comments."""
-    rows = BY_NAME.values() if settings is None else settings
     lines = [
         "# Written by `quorumlog up`. Order: this file < QUORUMLOG_SECTION__KEY < --set key=value.",
         "# A key nobody knows is refused. Lines that start with # show defaults.",
@@ -576,9 +559,9 @@ def render_config(
             ]
             lines += [f"# {key} = ...  # {hint}" for key, hint in _TLS_HINTS.items()]
         lines += [
-            f"# {row.name} = {_toml(row.default)}  # {row.meaning}"
-            for row in rows
-            if row.section == section and row.name not in given
+            f"# {name} = {_toml(setting.row.default)}  # {setting.row.meaning}"
+            for name, setting in BY_NAME.items()
+            if setting.section == section and name not in given
         ]
     return "\n".join(lines) + "\n"
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from typing_extensions import override
 
@@ -21,8 +20,6 @@ KEEPALIVE_IDLE_S = 30
 KEEPALIVE_INTERVAL_S = 10
 KEEPALIVE_PROBES = 3
 """A peer that vanished without closing (power, cable) is given up after about a minute."""
-
-_Id = TypeVar("_Id", bound=int)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -41,14 +38,6 @@ def bound_address(sockname: tuple[Any, ...]) -> str:
     """Return the ``host:port`` that a socket is bound to, with the port that stands for 0."""
     host, port = sockname[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def dial_address(node_id: _Id, advertised: str, dial: Mapping[_Id, str]) -> str:
-    """Return this node's own address for the target, else the advertised one.
-
-    An address of its own lets a proxy fit on any link.
-    """
-    return dial.get(node_id, advertised)
 
 
 def tune_socket(sock: socket.socket | None) -> None:

@@ -104,21 +104,12 @@ class HttpControllerChannel:
         self._active_claims: dict[NodeId, MetadataOffset] = {}
         """Controllers that report to be active, with their committed offsets."""
         self._refusals: dict[NodeId, KafkaError] = {}
+        """Refusals of the last heartbeat, by controller; the first of several is logged."""
 
     @property
     def controllers(self) -> tuple[NodeId, ...]:
         """All controllers, from the config file."""
         return tuple(self._links)
-
-    @property
-    def believed_active(self) -> NodeId:
-        """Controller that the next command is sent to first."""
-        return self._active
-
-    @property
-    def heartbeat_refusals(self) -> Mapping[NodeId, KafkaError]:
-        """Refusals of the last heartbeat, by controller (STALE_BROKER_EPOCH: register again)."""
-        return self._refusals
 
     async def start(self) -> None:
         """Open the HTTP clients; connections are made when first needed."""
@@ -170,7 +161,10 @@ class HttpControllerChannel:
                 uncertain = uncertain or unknown
                 if not (not_appended or (unknown and repeatable)):
                     if uncertain and not unknown:
-                        raise _with_unknown_outcome(error) from error
+                        # A late refusal proves nothing about an earlier attempt on its way.
+                        raise KafkaError(
+                            error.code, error.message, outcome=Outcome.UNKNOWN
+                        ) from error
                     raise
                 self._look_elsewhere(target, error)
                 attempts += 1
@@ -201,7 +195,7 @@ class HttpControllerChannel:
     def heartbeats(
         self, on_answer: Callable[[HeartbeatAnswer, int], None]
     ) -> Iterator[HeartbeatThread]:
-        """Send heartbeats until the block is left; refusals are kept in `heartbeat_refusals`."""
+        """Send heartbeats until the block is left."""
         self._on_answer = on_answer
         try:
             yield self._heartbeats
@@ -251,14 +245,6 @@ class HttpControllerChannel:
 
 def _surely_not_appended(error: KafkaError) -> bool:
     return error.outcome is Outcome.NOT_WRITTEN and error.code in _SURELY_NOT_APPENDED
-
-
-def _with_unknown_outcome(error: KafkaError) -> KafkaError:
-    """Return the error with an unknown outcome.
-
-    A late refusal proves nothing about an earlier attempt that may still be on its way.
-    """
-    return KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN)
 
 
 def _deadline_error(timeout_ms: int, last: KafkaError, *, uncertain: bool) -> KafkaError:

@@ -105,8 +105,8 @@ class ControllerServer:
         node_id: NodeId,
         cluster_id: ClusterId,
         controller: Controller,
-        voters: VoterDirectories | None = None,
-        view: StateView | None = None,
+        voters: VoterDirectories,
+        view: StateView,
     ) -> None:
         self._host, self._port = split_address(bind)
         self._node_id = node_id
@@ -272,7 +272,7 @@ class ControllerServer:
         return _json(orjson.dumps(dict(self._controller.status()), option=orjson.OPT_NON_STR_KEYS))
 
     async def _describe_quorum(self, _: DescribeQuorum) -> ControllerState:
-        return self._own_view.state()
+        return self._view.state()
 
     async def _state(self, request: web.Request) -> web.Response:
         """Return the controller's state.
@@ -288,18 +288,12 @@ class ControllerServer:
         if flag not in ("true", "false"):
             message = f"image_hash is '{flag[:20]}': expected true or false"
             raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-        state = self._own_view.state(None if wanted is None else int(wanted))
+        state = self._view.state(None if wanted is None else int(wanted))
         fields = orjson.loads(to_json(state))
         if flag == "true":
-            next_offset, value = await self._own_view.image_hash()
+            next_offset, value = await self._view.image_hash()
             fields["image_hash"] = {"next_offset": next_offset, "value": value}
         return _json(orjson.dumps(fields))
-
-    @property
-    def _own_view(self) -> StateView:
-        if self._view is None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "this listener has no state to show")
-        return self._view
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="[+]node ok\n")
@@ -322,7 +316,7 @@ class ControllerServer:
 
     async def _voter_directories(self, request: web.Request) -> web.Response:
         self._check_sender(request)
-        known = self._known_voters.voter_directories()
+        known = self._voters.voter_directories()
         return _json(orjson.dumps({str(voter): directory for voter, directory in known.items()}))
 
     async def _accept_voter(self, request: web.Request) -> web.Response:
@@ -333,16 +327,10 @@ class ControllerServer:
                 NodeId(int(fields["node_id"])),
                 DirectoryId(fields["directory_id"]),
             )
-            self._known_voters.accept_voter(voter, directory_id)
+            self._voters.accept_voter(voter, directory_id)
         except (ValueError, KeyError, TypeError) as error:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"no other voter: {error!r}") from error
         return _json(b"{}")
-
-    @property
-    def _known_voters(self) -> VoterDirectories:
-        if self._voters is None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "this listener serves no quorum")
-        return self._voters
 
     # -- errors
 

@@ -257,11 +257,6 @@ class FrameReader:
         self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of the incomplete frame."""
-        return len(self._buffer)
-
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that are complete now. ProtocolViolationError ends the connection."""
         buffer = self._buffer

@@ -7,7 +7,7 @@ checkers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from raft_metadata.common.clock import Clock
@@ -76,7 +76,9 @@ class ControllerView:
         machine: MetadataStateMachine,
         sessions: HeartbeatTracker,
         clock: Clock,
+        is_active: Callable[[], bool],
     ) -> None:
+        self._is_active = is_active
         self._cluster_id = cluster_id
         self._quorum = quorum
         self._machine = machine
@@ -112,7 +114,7 @@ class ControllerView:
         }
         self._observers_caught_up.note(offsets, image.next_offset, now_ms)
 
-    def state(self, *, is_active: bool, index: int | None = None) -> ControllerState:
+    def state(self, index: int | None = None) -> ControllerState:
         """Return the controller's present state, with the state hash after entry `index`.
 
         The default is the newest entry. Raises INVALID_REQUEST if the entry is not applied yet,
@@ -130,7 +132,7 @@ class ControllerView:
             wall_ms=self._clock.wall_ms(),
             role=raft.role,
             is_leader=raft.role == "leader",
-            is_active=is_active,
+            is_active=self._is_active(),
             leader_id=self._quorum.leader_id,
             leader_contact_age_ms=self._quorum.leader_contact_age_ms,
             term=raft.term,

@@ -319,6 +319,11 @@ class MetadataQuorum:
         _log.warning("voter accepted on another disk voter=%d directory_id=%s", voter, directory_id)
         self._running.accept_voter(voter, directory_id)
 
+    def voter_directories(self) -> Mapping[NodeId, DirectoryId]:
+        """Return every voter's directory id of ``raft/meta.json``, as changed by rejoins."""
+        voters = self._running.home.meta.voters
+        return {NodeId(voter): DirectoryId(directory) for voter, directory in voters.items()}
+
     @property
     def _running(self) -> RaftNode:
         if self._node is None:

@@ -56,16 +56,14 @@ class StoppedControllerLog:
             yield from (fact for fact in converter.batch_facts(batch) if fact["offset"] >= start)
 
 
-def read_offline_log(
-    raft_dir: Path, *, even_if_locked: bool = False, disk: Disk | None = None
-) -> StoppedControllerLog:
+def read_offline_log(raft_dir: Path, *, even_if_locked: bool = False) -> StoppedControllerLog:
     """Return the metadata log held in `raft_dir`.
 
     Raises StorageError (not a controller's directory), InUseError and CorruptionError. With
     `even_if_locked` a running controller may change files during the read; the result may be torn
     and is for display only.
     """
-    disk = disk or Disk()
+    disk = Disk()
     meta = read_raft_meta(raft_dir, disk=disk)
     if meta is None:
         msg = f"no controller's directory, {META_FILE} is missing directory={raft_dir}"

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -310,16 +311,11 @@ def frame(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the bytes of a snapshot file, frame by frame."""
     yield _MAGIC
     total = 0
-    for chunk in _chain(header, chunks):
+    for chunk in chain((header,), chunks):
         crc = zlib.crc32(chunk)
         total = zlib.crc32(_FRAME.pack(len(chunk), crc), total)
         yield _FRAME.pack(len(chunk), crc) + chunk
     yield _FRAME.pack(_END, total)
-
-
-def _chain(header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    yield header
-    yield from chunks
 
 
 def parse_snapshot(data: bytes, path: str) -> tuple[SnapshotHeader, list[bytes]]:

@@ -153,7 +153,7 @@ def elsewhere(controllers: list[JudgingController]) -> Iterator[dict[NodeId, str
             for one in controllers:
                 server = ControllerServer(
                     "127.0.0.1:0", node_id=one.node_id, cluster_id=CLUSTER,
-                    controller=cast("Any", one),
+                    controller=cast("Any", one), voters=cast("Any", None), view=cast("Any", None),
                 )  # fmt: skip
                 await server.start()
                 servers.append(server)

@@ -53,6 +53,7 @@ async def server(view: FakeView) -> AsyncIterator[ControllerServer]:
         node_id=NODE,
         cluster_id=CLUSTER_ID,
         controller=cast("Controller", NoController()),
+        voters=cast("Any", None),
         view=view,
     )
     await made.start()

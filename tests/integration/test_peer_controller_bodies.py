@@ -24,6 +24,7 @@ from raft_metadata.records.commands import (
     RegisterBroker,
 )
 from raft_metadata.records.serde import from_json
+from tests.support.doors.http import heartbeat_refusals
 from tests.support.peer_controllers import (
     BROKER,
     CLUSTER,
@@ -70,7 +71,7 @@ async def test_another_cluster_or_addressee_is_refused() -> None:
         assert error.code is ErrorCode.INCONSISTENT_CLUSTER_ID
         with foreign.heartbeats(lambda _answer, _sent_ms: None) as beats:
             beats.set_content(HEARTBEAT, at_once=True)
-            await until(lambda: set(foreign.heartbeat_refusals) == {A, B, C})
+            await until(lambda: set(heartbeat_refusals(foreign)) == {A, B, C})
         await foreign.stop()
         async with channel({B: nodes.addresses[A]}) as crossed:
             error = await refused(crossed.execute(DELETE, 500))

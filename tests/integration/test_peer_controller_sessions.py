@@ -17,6 +17,7 @@ from raft_metadata.records.commands import (
     FetchMetadata,
     HeartbeatAnswer,
 )
+from tests.support.doors.http import believed_active, heartbeat_refusals
 from tests.support.peer_controllers import (
     BROKER,
     CLUSTER,
@@ -59,16 +60,16 @@ async def test_heartbeats_reach_every_controller_over_connections_of_their_own()
         assert {relay.connections for relay in relays.values()} == {1}
         await controllers.execute(DELETE, 1_000)
         assert relays[B].connections == 2, "nothing else goes over a heartbeat's connection"
-        assert controllers.believed_active == B
+        assert believed_active(controllers) == B
         nodes.fakes[C].error = KafkaError(ErrorCode.STALE_BROKER_EPOCH)
         beats.set_content(HEARTBEAT, at_once=True)
-        await until(lambda: C in controllers.heartbeat_refusals)
-        assert controllers.heartbeat_refusals[C].code is ErrorCode.STALE_BROKER_EPOCH
+        await until(lambda: C in heartbeat_refusals(controllers))
+        assert heartbeat_refusals(controllers)[C].code is ErrorCode.STALE_BROKER_EPOCH
         # A link that swallows everything costs one heartbeat, and is dialled anew when it heals.
         relays[A].lose_answers = True
         nodes.fakes[C].error = None
         beats.set_content(HEARTBEAT, at_once=True)
-        await until(lambda: not controllers.heartbeat_refusals)
+        await until(lambda: not heartbeat_refusals(controllers))
         relays[A].lose_answers = False
         del answers[:]
         await until(lambda: relays[A].connections == 2 and len(answers) >= 3)

@@ -181,7 +181,15 @@ class Quorum:
 
 
 async def serve(fake: FakeController, bind: str = "127.0.0.1:0") -> ControllerServer:
-    server = ControllerServer(bind, node_id=fake.node_id, cluster_id=CLUSTER, controller=fake)
+    unused = cast("Any", None)
+    server = ControllerServer(
+        bind,
+        node_id=fake.node_id,
+        cluster_id=CLUSTER,
+        controller=fake,
+        voters=unused,
+        view=unused,
+    )
     await server.start()
     return server
 

@@ -276,9 +276,10 @@ def test_every_setting_is_a_field_and_every_field_a_setting() -> None:
         },
     }
     for section, names in homes.items():
-        assert {row.name for row in SETTINGS if row.section == section} == names
-    for row in SETTINGS:
-        assert row.check(row.default, "default") == row.default
+        assert {one.row.key for one in SETTINGS if one.section == section} == names
+    for setting in SETTINGS:
+        row = setting.row
+        assert setting.check(row.default, "default") == row.default
         assert row.meaning
     assert len(BY_NAME) == len(SETTINGS), "--set finds the section by key: keys are unique"
 

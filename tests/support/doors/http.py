@@ -11,7 +11,7 @@ from http_api.server.lane_connection import LaneConnection, LaneState, Phase
 if TYPE_CHECKING:
     import asyncio
     import http.client
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import pytest
     from aiohttp.abc import AbstractStreamWriter
@@ -19,13 +19,30 @@ if TYPE_CHECKING:
     from http_api.client.idempotent import AsyncProducer, Producer
     from http_api.client.transport import Client
     from http_api.peer.controller_channel import HttpControllerChannel
+    from http_api.peer.frames import FrameReader
     from http_api.peer.peer_channel import TcpPeerChannel
     from http_api.server.fast_lane import FastLane
+    from raft_metadata.common.errors import KafkaError
     from raft_metadata.common.ids import BrokerId, NodeId
     from raft_metadata.common.sequenced_sender import SequencedSender
 
 
 # ---------------------------------------------------------------- between nodes
+
+
+def believed_active(channel: HttpControllerChannel) -> NodeId:
+    """Return the controller that a broker's next command is sent to first."""
+    return channel._active
+
+
+def heartbeat_refusals(channel: HttpControllerChannel) -> Mapping[NodeId, KafkaError]:
+    """Return the refusals of the last heartbeat, by controller."""
+    return channel._refusals
+
+
+def buffered_bytes(reader: FrameReader) -> int:
+    """Return the bytes of the incomplete frame."""
+    return len(reader._buffer)
 
 
 def set_believed_active(channel: HttpControllerChannel, controller: NodeId) -> None:
