@@ -42,12 +42,14 @@ MUST_HAPPEN = (
 
 KEPT = {
     499: "a late tick ended the session of a broker whose heartbeats waited (rule M7)",
-    1072: "a broker is unregistered, and a leader elected uncleanly",
+    1536: "a broker is unregistered, and a leader elected uncleanly",
     3172: "a broker hung up, and its next heartbeat came to a controller that stood still (C5)",
     10160: "a broker is fenced while its heartbeat waits to be read (C5)",
     14066: "the same, and the tick was late by less than a stall (C5)",
     18127: "partitions added to a deleted topic come to the new one of its name (C13)",
     33299: "a deposed controller answers from what was in flight before it was asked (R14)",
+    43984: "a voter that had promised an entry writes its journal anew (R6)",
+    59881: "a broker that lags behind is unfenced after another was let go (C8)",
     11008: "a config sent to a deleted topic comes to the new one of its name (P5)",
 }
 

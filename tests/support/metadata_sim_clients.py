@@ -369,13 +369,16 @@ class Broker:
             return
         if answer.should_shut_down and process.want_shutdown:
             self.world.witness.counts["shutdowns granted"] += 1
-            self._check_leave(process)
+            self._check_leave(answer.committed_offset)
             self.kill()
 
-    def _check_leave(self, process: Process) -> None:
-        """Invariant C8, on what the others have really applied."""
+    def _check_leave(self, granted_at: int) -> None:
+        """Invariant C8, on what the others have really applied.
+
+        They are those that were unfenced when it was granted; who is unfenced later may be behind.
+        """
         world = self.world
-        reference = world.witness.reference.image
+        reference = world.witness.images.get(granted_at, world.witness.reference.image)
         images = []
         for other in world.brokers:
             known = reference.brokers.get(other.broker_id)

@@ -220,10 +220,14 @@ class Witness(ImagesWitness):
             if 2 * len(found) > len(world.raft.ids):
                 break
             if node in world.up:
-                journal = world.up[node].raft.journal
+                life = world.up[node]
+                journal = life.raft.journal
                 entry = journal.at(index)
+                # An installed snapshot has the journal written anew: until then the old file
+                # holds what was promised, as R16 would find after a power cut.
+                kept = max(journal.durable_index, self.acked.get(life.key, (0, 0))[0])
                 holds = index < journal.entries[0][1] or (
-                    entry is not None and entry[2] == term and index <= journal.durable_index
+                    entry is not None and entry[2] == term and index <= kept
                 )
             else:
                 holds = self._on_disk(node, index, term)
