@@ -186,14 +186,16 @@ def _check_not_needed(
     """Raise NOT_ENOUGH_REPLICAS if removed replicas may be needed (invariant P8).
 
     They are needed while too few in-sync replicas would remain to keep all acknowledged records.
+    While no replica is eligible, only the last known ones may hold acknowledged records, which an
+    unclean election can still save.
     """
-    eligible = (*partition.isr, *partition.elr)
-    going = [replica for replica in eligible if replica not in wanted]
+    needed = (*partition.isr, *partition.elr) or partition.last_known_elr
+    going = [replica for replica in needed if replica not in wanted]
     stay = [replica for replica in partition.isr if replica in wanted]
     if going and len(stay) < min_isr:
         message = (
-            f"{name}: in-sync replicas {going} would go and only {stay} stay in sync, "
-            f"{MIN_INSYNC_REPLICAS} is {min_isr}; wait until others have caught up"
+            f"{name}: replicas {going}, which may be needed, would go and only {stay} stay in "
+            f"sync, {MIN_INSYNC_REPLICAS} is {min_isr}; wait until others have caught up"
         )
         raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
 

@@ -48,6 +48,7 @@ KEPT = {
     14066: "the same, and the tick was late by less than a stall (C5)",
     18127: "partitions added to a deleted topic come to the new one of its name (C13)",
     33299: "a deposed controller answers from what was in flight before it was asked (R14)",
+    29040: "a reassignment would drop the last known replica of a leaderless partition (P11)",
     43984: "a voter that had promised an entry writes its journal anew (R6)",
     59881: "a broker that lags behind is unfenced after another was let go (C8)",
     11008: "a config sent to a deleted topic comes to the new one of its name (P5)",

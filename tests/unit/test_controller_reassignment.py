@@ -6,6 +6,7 @@ import pytest
 
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, PartitionId, TopicName
+from raft_metadata.controller.partition_draft import partition_at
 from raft_metadata.controller.reassignment_control import REASSIGNMENTS_MAX, merge_replica_lists
 from raft_metadata.image.snapshot import image_from_records, snapshot_of
 from raft_metadata.records.commands import AlterReassignments, CreateTopic, Election, Reassignment
@@ -183,6 +184,33 @@ def test_invariant_p8_an_added_replica_that_is_needed_can_not_be_cancelled() -> 
     world.reassign(None)
     world.decide_all()
     assert world.partition().isr == (1, 2)
+
+
+def test_invariant_p11_the_last_known_replica_is_not_dropped_while_no_replica_is_eligible() -> None:
+    """It may hold the only copy of acknowledged records, for an unclean election."""
+    world = running((1, 2))
+    world.reassign((3, 4))
+    world.catch_up(B3)
+    world.alter((B1, B3))
+    world.kill(B1, B3)
+    for broker, disk, unclean in ((B1, "new", ()), (B3, "", (partition_at(topic_id(1), 0),))):
+        last = world.image.brokers[broker].broker_epoch
+        world.register(registration(broker, life="b", disk=disk, last=last, unclean=unclean))
+        world.decide_all()
+    partition = world.partition()
+    assert (partition.isr, partition.elr, partition.last_known_elr) == ((), (), (3,))
+    for target in ((4, 5), None):
+        code, message = refused(world, target)
+        assert code is ErrorCode.NOT_ENOUGH_REPLICAS
+        assert "replicas [3], which may be needed" in message
+    world.reassign((3, 5))
+    assert world.partition().last_known_elr == (3,)
+    world.beat(B3)
+    world.decide_all()
+    world.elect(Election.UNCLEAN)
+    assert world.partition().leader == 3
+    world.reassign((3, 2))
+    assert set(world.partition().replicas) == {1, 2, 3}
 
 
 def test_a_cancellation_takes_the_lead_from_who_was_added() -> None:
