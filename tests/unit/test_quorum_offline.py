@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,15 @@ async def written(root: Path, topics: int, *, snapshot_every: int = 1_000) -> Me
     )
     await quorum.start(listener)
     await until(lambda: bool(listener.leaderships))
-    term = listener.leaderships[0].term
-    for number in range(topics):
+    await write(quorum, listener.leaderships[0].term, range(topics))
+    return quorum
+
+
+async def write(quorum: MetadataQuorum, term: int, numbers: Iterable[int]) -> None:
+    for number in numbers:
         batch = encode_batch(number, term, [topic(number)], time_ms=1_700_000_000_000)
         await quorum.submit(batch, term)
     await quorum.submit(encode_batch(0, term, [topic(99)]), term)
-    return quorum
 
 
 async def test_the_files_of_a_stopped_controller_are_read_and_left_alone(tmp_path: Path) -> None:
@@ -63,19 +67,20 @@ async def test_the_files_of_a_stopped_controller_are_read_and_left_alone(tmp_pat
 
 
 async def test_a_snapshot_comes_first_and_the_journal_goes_on_behind_it(tmp_path: Path) -> None:
-    quorum = await written(tmp_path, 40, snapshot_every=10)
+    quorum = await written(tmp_path, 40, snapshot_every=30)
     raft_dir = tmp_path / "raft-1"
     await until((raft_dir / "snapshot").exists)
+    await write(quorum, quorum.raft_state().term, range(40, 45))  # too few for the next snapshot
     await quorum.stop()
     log = read_offline_log(raft_dir)
     end = log.before.next_offset
     assert log.snapshot_index > 0 < end
-    assert [batch.base_offset for batch in log.batches] == list(range(end, 40))
-    assert len(log.image.topics) == 40
+    assert [batch.base_offset for batch in log.batches] == list(range(end, 45))
+    assert len(log.image.topics) == 45
     told = list(log.facts(0))
     assert [fact["type"] for fact in told[:2]] == ["snapshot", "topic"]
-    assert told[-1]["offset"] == 39
-    assert [fact["offset"] for fact in log.facts(end + 1)] == list(range(end + 1, 40))
+    assert told[-1]["offset"] == 44
+    assert [fact["offset"] for fact in log.facts(end + 1)] == list(range(end + 1, 45))
 
 
 async def test_a_compacted_journal_without_its_snapshot_is_refused(tmp_path: Path) -> None:
