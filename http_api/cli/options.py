@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import click
+from typing_extensions import override
 
 from http_api.client.admin import brokers, cluster
 from http_api.client.calls import ApiError, ClientError
 from http_api.client.transport import DEFAULT_URL, Client
+from http_api.contract import grammar
 from http_api.contract.errors import RestCode
 from raft_metadata.common.errors import Outcome
 
@@ -26,6 +28,52 @@ POLL_S = 0.5
 WAIT_S = 600.0
 
 URL_VARIABLE = "QUORUMLOG_URL"
+
+
+class GrammarType(click.ParamType):  # type: ignore[type-arg] # generic in newer versions
+    """Type of an argument or option that a function of `http_api.contract.grammar` parses."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    @override
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        if not isinstance(value, str):
+            return value  # a default
+        try:
+            return self._parse(value)
+        except grammar.GrammarError as error:
+            self.fail(str(error), param, ctx)
+
+
+TOPIC = GrammarType("topic", grammar.parse_topic)
+SELECTION = GrammarType("topic[:p,…]", grammar.parse_selection)
+PARTITIONS = GrammarType("topic:p[,p…]", grammar.parse_partitions)
+PARTITION = GrammarType("topic:p", grammar.parse_partition)
+POSITION = GrammarType("position", grammar.parse_position)
+DURATION_MS = GrammarType("duration", grammar.parse_duration_ms)
+"""Milliseconds, as an int; a bare number is in seconds."""
+SIZE_BYTES = GrammarType("size", grammar.parse_size_bytes)
+BROKER = GrammarType("broker", grammar.parse_broker)
+BROKERS = GrammarType("broker,broker…", grammar.parse_brokers)
+
+
+def examples(*lines: str) -> Callable[[click.Command], click.Command]:
+    """Add examples to the end of a command's help; put it above ``@group.command()``.
+
+    Each line is a whole shell command that runs as it is against the cluster of
+    ``tests/integration/test_command_examples.py``, which runs every one of them.
+    """
+
+    def add(command: click.Command) -> click.Command:
+        command.epilog = "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])
+        return command
+
+    return add
+
 
 format_option = click.option(
     "--format",
