@@ -19,37 +19,47 @@ _HEAD = """\
 
 Written by `make reference` from `raft_metadata/common/configs/table.py`: don't edit.
 
-**Which value is in force.** The first of these that says something; each config's description over
-REST names the one in force (`source`) and all others (`synonyms`):
+## Which value is in force
 
-| source | set by | counts for |
+The first source in this table that sets a config. `quorumlog config describe`, and a config over
+REST, name the source in force (`source`) and all others (`synonyms`).
+
+| source | set by | affects |
 | --- | --- | --- |
 | `DYNAMIC_TOPIC_CONFIG` | an operator, on the topic | that topic |
-| `DYNAMIC_BROKER_CONFIG` | an operator, on one broker | what that broker does |
+| `DYNAMIC_BROKER_CONFIG` | an operator, on one broker | that broker |
 | `DYNAMIC_DEFAULT_BROKER_CONFIG` | an operator, on the cluster | everything |
 | `STATIC_BROKER_CONFIG` | `config.toml`, `QUORUMLOG_SECTION__KEY`, `--set key=value` | that node |
-| `DEFAULT_CONFIG` | nobody | everything |
+| `DEFAULT_CONFIG` | not set | everything |
 
-**live**: in force on every node as soon as it has followed the metadata log so far, without a
+**live**: in force on every node as soon as it has read the change in the metadata log, without a
 restart. **restart**: read once at start from the node's `config.toml`, read-only over REST.
 
-Three rules hold for `min.insync.replicas`. A default is capped by a topic's replication factor;
-what a topic says itself is not, and is refused above it. A cluster default above
-`default.replication.factor` is refused. A lower one makes partitions that reach it forget their
-eligible leader replicas (ELR), in the same decision: from then on leaders acknowledge without them.
+Three rules hold for `min.insync.replicas`:
 
-Let all nodes' files say the same: brokers acknowledge by theirs, and controllers count a replica as
-eligible only by the least `min_insync_replicas` that any registered broker's file says. To change
-such a default, set it live for the cluster: that counts for all alike, at once.
+- A default is capped by a topic's replication factor. A value that is set on a topic is not capped:
+  it is refused above the replication factor.
+- A cluster default above `default.replication.factor` is refused.
+- When a lower value takes effect, partitions that now have enough in-sync replicas forget their
+  eligible leader replicas (ELR) in the same decision: from then on leaders acknowledge without
+  them.
+
+Give the files of all nodes the same values. Brokers acknowledge by their own file. Controllers
+count a replica as eligible only by the lowest `min_insync_replicas` in the files of all registered
+brokers. To change such a default, set it live for the cluster: it then holds on all nodes at once.
+
+On the command line a value in milliseconds or bytes takes a unit:
+`quorumlog config set topic orders retention.ms=1h segment.bytes=64MiB`. Over HTTP and in files it
+is a plain number.
 """
 
 _PARTS = (
     (
         "Topics",
         """\
-Set for one topic, or for the cluster as the default of all topics. Of the cluster's own topics
-(`__consumer_offsets`) only `min.insync.replicas`, `segment.bytes` and `segment.ms` can be set. On
-one broker only what concerns nobody but its own disk.""",
+Set on one topic, or on the cluster as the default of all topics. For the cluster's own topics
+(`__consumer_offsets`) only `min.insync.replicas`, `segment.bytes` and `segment.ms` can be set. Only
+configs that affect a broker's own disk can be set on that broker.""",
     ),
     ("The cluster", "For all brokers and controllers together."),
     ("Limits", "Section `[limits]`: every queue, body and wait has a bound."),
@@ -76,7 +86,7 @@ def page() -> str:
 
 def _table(rows: Iterable[ConfigRow]) -> str:
     lines = [
-        "| name | meaning | default | range | set for | `config.toml` | in force |",
+        "| name | meaning | default | range | set on | `config.toml` | in force |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:

@@ -73,7 +73,7 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=1,
         minimum=1,
         maximum=1_000,
-        meaning="acks=all is refused while fewer replicas than this are in sync",
+        meaning="A write with acks=all is refused while fewer replicas than this are in sync.",
     ),
     NumberConfig(
         name=MAX_MESSAGE_BYTES,
@@ -82,7 +82,7 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=1_048_576,
         minimum=1,
         maximum=_RECORD_BYTES_MAX,
-        meaning="the largest record a topic takes, in bytes",
+        meaning="The largest record that a topic accepts, in bytes.",
     ),
     WordConfig(
         name=FLUSH,
@@ -90,7 +90,10 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         scopes=_TOPIC,
         default="ack",
         choices=("ack", "os"),
-        meaning="ack: on disk (fdatasync) before it is acknowledged; os: Kafka's page-cache rule",
+        meaning=(
+            "ack: a record is on disk (fdatasync) before it is acknowledged. os: it is in the "
+            "page cache, as in Kafka."
+        ),
     ),
     WordConfig(
         name=MESSAGE_TIMESTAMP_TYPE,
@@ -98,7 +101,7 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         scopes=_TOPIC,
         default="create",
         choices=("create", "append"),
-        meaning="whose clock look-ups by time use: the producer's or the broker's",
+        meaning="The time that look-ups by time use. create: the producer's. append: the broker's.",
     ),
     NumberConfig(  # KIP-937; set live only, so that every node can read it first
         name=MESSAGE_TIMESTAMP_BEFORE_MAX_MS,
@@ -106,7 +109,10 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=NO_TIMESTAMP_LIMIT,
         minimum=0,
         maximum=NO_TIMESTAMP_LIMIT,
-        meaning="a record is refused whose producer's timestamp is farther back than this",
+        meaning=(
+            "A record is refused if its producer's timestamp is further in the past than this, in "
+            "milliseconds."
+        ),
     ),
     NumberConfig(
         name=MESSAGE_TIMESTAMP_AFTER_MAX_MS,
@@ -114,14 +120,20 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=NO_TIMESTAMP_LIMIT,
         minimum=0,
         maximum=NO_TIMESTAMP_LIMIT,
-        meaning="a record is refused whose producer's timestamp is farther ahead than this",
+        meaning=(
+            "A record is refused if its producer's timestamp is further in the future than this, "
+            "in milliseconds."
+        ),
     ),
     WordConfig(  # set live only, so that every node can read it first
         name=COMPRESSION_TYPE,
         scopes=_TOPIC,
         default="uncompressed",
         choices=("uncompressed", "producer", "zstd"),
-        meaning="zstd: batches are stored compressed from now on; producer: as sent, uncompressed",
+        meaning=(
+            "zstd: new batches are stored compressed. producer and uncompressed: they are stored "
+            "as sent."
+        ),
     ),
     NumberConfig(
         name=SEGMENT_BYTES,
@@ -130,7 +142,7 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=1_073_741_824,
         minimum=1_024,
         maximum=_INT32_MAX,
-        meaning="a segment is rolled before it grows past this many bytes",
+        meaning="A new segment begins before the current one grows past this many bytes.",
     ),
     NumberConfig(
         name=SEGMENT_MS,
@@ -139,7 +151,10 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=604_800_000,
         minimum=1,
         maximum=_INT64_MAX,
-        meaning="a segment is rolled when its first batch is this old, in milliseconds",
+        meaning=(
+            "A new segment begins when the first batch of the current one is this old, in "
+            "milliseconds."
+        ),
     ),
     NumberConfig(
         name=RETENTION_MS,
@@ -148,7 +163,10 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=604_800_000,
         minimum=-1,
         maximum=_INT64_MAX,
-        meaning="a segment goes once all of it was appended this long ago; -1: never for its age",
+        meaning=(
+            "A segment is deleted once all its records were appended this long ago, in "
+            "milliseconds. -1: never for its age."
+        ),
     ),
     NumberConfig(
         name=RETENTION_BYTES,
@@ -157,7 +175,10 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=-1,
         minimum=-1,
         maximum=_INT64_MAX,
-        meaning="a partition's oldest segments go while the others hold this much; -1: no limit",
+        meaning=(
+            "The oldest segments of a partition are deleted while the others hold at least this "
+            "many bytes. -1: no limit."
+        ),
     ),
     WordConfig(
         name=CLEANUP_POLICY,
@@ -165,14 +186,20 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         scopes=_TOPIC,
         default="delete",
         choices=("delete", "compact", "compact,delete", "delete,compact"),
-        meaning="delete: old segments go; compact: all but the newest record of each key; or both",
+        meaning=(
+            "delete: old segments are deleted. compact: only the newest record of each key is "
+            "kept. Or both."
+        ),
     ),
     RatioConfig(
         name=MIN_CLEANABLE_DIRTY_RATIO,
         section=Section.DEFAULTS,
         scopes=_TOPIC,
         default=0.5,
-        meaning="a log is compacted once more than this share of its closed bytes never was",
+        meaning=(
+            "A log is compacted once more than this share of its closed segments, in bytes, was "
+            "never compacted."
+        ),
     ),
     NumberConfig(
         name=DELETE_RETENTION_MS,
@@ -181,7 +208,7 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=86_400_000,
         minimum=0,
         maximum=_INT64_MAX,
-        meaning="a tombstone is kept this long after it was compacted, in milliseconds",
+        meaning="A tombstone is kept for this long after it was compacted, in milliseconds.",
     ),
     NumberConfig(
         name=MIN_COMPACTION_LAG_MS,
@@ -190,7 +217,7 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=0,
         minimum=0,
         maximum=_INT64_MAX,
-        meaning="a record is not compacted away before it is this old, in milliseconds",
+        meaning="Compaction removes no record that is younger than this, in milliseconds.",
     ),
     NumberConfig(
         name=MAX_COMPACTION_LAG_MS,
@@ -199,14 +226,20 @@ _TOPIC_ROWS: tuple[ConfigRow, ...] = (
         default=_INT64_MAX,
         minimum=1,
         maximum=_INT64_MAX,
-        meaning="a log with a record this old that never was compacted is, however little is dirty",
+        meaning=(
+            "A log is compacted at the latest when its oldest uncompacted record is this old, in "
+            "milliseconds."
+        ),
     ),
     FlagConfig(
         name=UNCLEAN_LEADER_ELECTION_ENABLE,
         section=Section.DEFAULTS,
         scopes=_TOPIC,
         default=False,
-        meaning="where nobody eligible is left, a replica that may lack acknowledged records leads",
+        meaning=(
+            "If no eligible replica is left, a replica that may lack acknowledged records becomes "
+            "the leader."
+        ),
     ),
 )
 
@@ -218,7 +251,7 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
         default=1,
         minimum=1,
         maximum=10_000,
-        meaning="partitions of a topic created without a number",
+        meaning="Partitions of a topic that is created without a number of partitions.",
     ),
     NumberConfig(
         name=DEFAULT_REPLICATION_FACTOR,
@@ -227,20 +260,22 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
         default=1,
         minimum=1,
         maximum=1_000,
-        meaning="replicas of a topic created without a number",
+        meaning=(
+            "Replicas of each partition of a topic that is created without a replication factor."
+        ),
     ),
     FlagConfig(
         name=AUTO_CREATE_TOPICS_ENABLE,
         section=Section.DEFAULTS,
         scopes=_CLUSTER,
         default=True,
-        meaning="a produce to an unknown topic creates it",
+        meaning="A write to an unknown topic creates the topic.",
     ),
     FlagConfig(
         name=AUTO_LEADER_REBALANCE_ENABLE,
         scopes=_CLUSTER,
         default=True,
-        meaning="leadership goes back to preferred leaders that are in sync again",
+        meaning="Leadership goes back to preferred leaders once they are in sync again.",
     ),
     NumberConfig(
         name=LEADER_IMBALANCE_CHECK_INTERVAL_MS,
@@ -248,7 +283,10 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
         default=10_000,
         minimum=100,
         maximum=MAX_MS,
-        meaning="how often preferred leaders are looked for",
+        meaning=(
+            "The time between two checks for partitions that their preferred replica does not "
+            "lead, in milliseconds."
+        ),
     ),
     NumberConfig(
         name=LEADER_REPLICATION_THROTTLED_RATE,
@@ -256,7 +294,7 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
         default=NO_RATE_LIMIT,
         minimum=1,
         maximum=NO_RATE_LIMIT,
-        meaning="bytes a second that a broker sends to replicas that are not in sync",
+        meaning="Most bytes per second that a broker sends to replicas that are not in sync.",
     ),
     NumberConfig(
         name=FOLLOWER_REPLICATION_THROTTLED_RATE,
@@ -264,14 +302,19 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
         default=NO_RATE_LIMIT,
         minimum=1,
         maximum=NO_RATE_LIMIT,
-        meaning="bytes a second that a broker takes for its replicas that are not in sync",
+        meaning=(
+            "Most bytes per second that a broker receives for its replicas that are not in sync."
+        ),
     ),
     WordConfig(
         name=REPLICA_SELECTOR,
         scopes=_CLUSTER_AND_BROKER,
         default="leader",
         choices=("leader", "rack"),
-        meaning="who serves a reader that names its rack: the leader, or a replica in that rack",
+        meaning=(
+            "The replica that serves a reader which names its rack. leader: the leader. rack: a "
+            "replica in that rack."
+        ),
     ),
 )
 
@@ -296,36 +339,117 @@ def _at_start(
 _LIMITS = _at_start(
     Section.LIMITS,
     [
-        ("max.body.bytes", 1 << 24, 1 << 10, 1 << 30, "largest request body; above: 413"),
-        ("max.header.bytes", 1 << 15, 1 << 10, 1 << 20, "largest header field of a request"),
-        ("max.records.per.request", 100_000, 1, 10**7, "records of one produce; above: 413"),
-        ("max.objects.per.request", 500_000, 1, 10**8, "JSON objects in one produce; above: 413"),
-        ("max.partitions.per.topic", 10_000, 1, 10**6, "partitions one topic may have"),
-        ("max.fetch.bytes", 1 << 26, 1 << 10, 1 << 30, "largest max_bytes of a fetch"),
-        ("max.fetch.wait.ms", 60_000, 1, 3_600_000, "longest timeout of a fetch"),
-        ("max.produce.timeout.ms", 60_000, 1, 3_600_000, "longest timeout of a produce"),
-        ("max.parked.produces", 20_000, 1, 10**7, "produces waiting for the high watermark"),
-        ("max.producers.per.partition", 10_000, 1, 10**6, "producer ids a partition remembers"),
-        ("max.parked.fetches", 20_000, 1, 10**7, "fetches waiting for a record"),
-        ("replication.push.bytes", 1 << 20, 1 << 10, 1 << 26, "bytes pushed before another's turn"),
-        ("replication.buffer.bytes", 1 << 23, 1 << 10, 1 << 32, "unsent bytes per follower stream"),
+        (
+            "max.body.bytes",
+            1 << 24,
+            1 << 10,
+            1 << 30,
+            "The largest request body, in bytes; a larger one is refused with 413.",
+        ),
+        (
+            "max.header.bytes",
+            1 << 15,
+            1 << 10,
+            1 << 20,
+            "The largest header field of a request, in bytes.",
+        ),
+        (
+            "max.records.per.request",
+            100_000,
+            1,
+            10**7,
+            "Most records in one write; more are refused with 413.",
+        ),
+        (
+            "max.objects.per.request",
+            500_000,
+            1,
+            10**8,
+            "Most JSON objects in one write; more are refused with 413.",
+        ),
+        ("max.partitions.per.topic", 10_000, 1, 10**6, "Most partitions of one topic."),
+        ("max.fetch.bytes", 1 << 26, 1 << 10, 1 << 30, "The largest max_bytes of a read."),
+        (
+            "max.fetch.wait.ms",
+            60_000,
+            1,
+            3_600_000,
+            "The longest timeout of a read, in milliseconds.",
+        ),
+        (
+            "max.produce.timeout.ms",
+            60_000,
+            1,
+            3_600_000,
+            "The longest timeout of a write, in milliseconds.",
+        ),
+        (
+            "max.parked.produces",
+            20_000,
+            1,
+            10**7,
+            "Most writes that wait for the high watermark at the same time.",
+        ),
+        (
+            "max.producers.per.partition",
+            10_000,
+            1,
+            10**6,
+            "Most producer ids that a partition remembers.",
+        ),
+        (
+            "max.parked.fetches",
+            20_000,
+            1,
+            10**7,
+            "Most reads that wait for a record at the same time.",
+        ),
+        (
+            "replication.push.bytes",
+            1 << 20,
+            1 << 10,
+            1 << 26,
+            (
+                "Bytes that a leader sends of one partition before the next partition of the same "
+                "stream."
+            ),
+        ),
+        (
+            "replication.buffer.bytes",
+            1 << 23,
+            1 << 10,
+            1 << 32,
+            "Most unsent bytes of a replication stream to one follower.",
+        ),
         (
             "replication.unsynced.bytes",
             1 << 26,
             1 << 20,
             1 << 40,
-            "pushed, not yet proven, per stream",
+            "Most bytes sent to one follower that it has not yet reported as synced.",
         ),
-        ("max.open.segments", 4_096, 16, 10**6, "open segment files of a broker"),
-        ("log.cleaner.dedupe.buffer.size", 1 << 26, 1 << 16, 1 << 36, "memory for a pass's keys"),
+        ("max.open.segments", 4_096, 16, 10**6, "Most segment files that a broker keeps open."),
+        (
+            "log.cleaner.dedupe.buffer.size",
+            1 << 26,
+            1 << 16,
+            1 << 36,
+            "Memory for the keys of one compaction pass, in bytes.",
+        ),
         (
             "log.cleaner.io.max.bytes.per.second",
             1 << 25,
             1 << 10,
             1 << 40,
-            "compaction reads and writes no faster",
+            "Most bytes per second that compaction reads and writes.",
         ),
-        ("topic.delete.grace.ms", 60_000, 0, MAX_MS, "deleted data stays this long (rule M5)"),
+        (
+            "topic.delete.grace.ms",
+            60_000,
+            0,
+            MAX_MS,
+            "Files of a deleted topic are kept for this long, in milliseconds (rule M5).",
+        ),
     ],
 )
 
@@ -334,32 +458,167 @@ _SWITCHES: tuple[ConfigRow, ...] = (
         name="http.fast.lane",
         section=Section.LIMITS,
         default=True,
-        meaning="plain produces and fetches skip the HTTP server's general way; same answers",
+        meaning=(
+            "Plain writes and reads use a shorter path through the HTTP server, with the same "
+            "answers."
+        ),
     ),
 )
 
 _TIMEOUTS = _at_start(
     Section.TIMEOUTS,
     [
-        ("broker.session.timeout.ms", 1_200, 100, 600_000, "a silent broker is fenced after this"),
-        ("broker.heartbeat.interval.ms", 250, 10, 60_000, "how often a broker says it lives"),
-        ("broker.disconnect.grace.ms", 300, 10, 600_000, "a closed connection counts as death"),
-        ("replica.lag.time.max.ms", 3_000, 100, 1_500_000, "a lagging replica leaves the ISR"),
-        ("replication.heartbeat.ms", 300, 10, 60_000, "stream heartbeats; three missed: closed"),
-        ("reconnect.backoff.ms", 100, 1, 60_000, "pause before a connection is tried again"),
-        ("controlled.shutdown.ms", 10_000, 0, 600_000, "a leaving broker waits for its leave"),
-        ("metadata.fetch.wait.ms", 500, 10, 60_000, "long poll for metadata"),
-        ("topic.ready.ms", 15_000, 100, 600_000, "a create waits for its leaders"),
-        ("group.rebalance.timeout.ms", 30_000, 100, MAX_MS, "a silent member may keep partitions"),
-        ("producer.id.expiration.ms", 86_400_000, 1, MAX_MS, "a silent producer is remembered"),
-        ("log.flush.interval.ms", 1_000, 10, MAX_MS, "background sync of flush=os logs"),
-        ("log.retention.check.interval.ms", 300_000, 10, MAX_MS, "how often old segments go"),
-        ("log.segment.delete.delay.ms", 60_000, 0, MAX_MS, "files of what is gone stay this long"),
-        ("clock.difference.max.ms", 60_000, 1, MAX_MS, "off the controller's clock: no retention"),
-        ("log.cleaner.backoff.ms", 15_000, 1, MAX_MS, "between two looks at which logs are dirty"),
-        ("election.timeout.ms", 500, 50, 60_000, "shortest Raft election time-out; longest: twice"),
-        ("raft.heartbeat.ms", 100, 5, 10_000, "Raft heartbeats of the active controller"),
-        ("raft.step.down.ms", 1_000, 100, 60_000, "a cut-off controller stops leading after this"),
+        (
+            "broker.session.timeout.ms",
+            1_200,
+            100,
+            600_000,
+            "A broker is fenced after this long without a heartbeat, in milliseconds.",
+        ),
+        (
+            "broker.heartbeat.interval.ms",
+            250,
+            10,
+            60_000,
+            "The time between two heartbeats of a broker, in milliseconds.",
+        ),
+        (
+            "broker.disconnect.grace.ms",
+            300,
+            10,
+            600_000,
+            (
+                "A broker is fenced after its connection has been closed for this long, in "
+                "milliseconds."
+            ),
+        ),
+        (
+            "replica.lag.time.max.ms",
+            3_000,
+            100,
+            1_500_000,
+            "A replica that lags for this long leaves the ISR, in milliseconds.",
+        ),
+        (
+            "replication.heartbeat.ms",
+            300,
+            10,
+            60_000,
+            (
+                "The time between two heartbeats of a replication stream, in milliseconds; three "
+                "missed ones close it."
+            ),
+        ),
+        (
+            "reconnect.backoff.ms",
+            100,
+            1,
+            60_000,
+            "The pause before a connection is tried again, in milliseconds.",
+        ),
+        (
+            "controlled.shutdown.ms",
+            10_000,
+            0,
+            600_000,
+            (
+                "The longest time that a broker waits at shutdown until its leaderships are "
+                "moved, in milliseconds."
+            ),
+        ),
+        (
+            "metadata.fetch.wait.ms",
+            500,
+            10,
+            60_000,
+            "The longest time that a request for new metadata waits, in milliseconds.",
+        ),
+        (
+            "topic.ready.ms",
+            15_000,
+            100,
+            600_000,
+            "The longest time that the creation of a topic waits for its leaders, in milliseconds.",
+        ),
+        (
+            "group.rebalance.timeout.ms",
+            30_000,
+            100,
+            MAX_MS,
+            (
+                "The longest time that a member keeps partitions which it should give up, in "
+                "milliseconds."
+            ),
+        ),
+        (
+            "producer.id.expiration.ms",
+            86_400_000,
+            1,
+            MAX_MS,
+            "A producer id is forgotten after this long without a write, in milliseconds.",
+        ),
+        (
+            "log.flush.interval.ms",
+            1_000,
+            10,
+            MAX_MS,
+            "The time between two background syncs of topics with flush=os, in milliseconds.",
+        ),
+        (
+            "log.retention.check.interval.ms",
+            300_000,
+            10,
+            MAX_MS,
+            "The time between two checks for old segments, in milliseconds.",
+        ),
+        (
+            "log.segment.delete.delay.ms",
+            60_000,
+            0,
+            MAX_MS,
+            "Files of deleted segments are kept for this long, in milliseconds.",
+        ),
+        (
+            "clock.difference.max.ms",
+            60_000,
+            1,
+            MAX_MS,
+            (
+                "Retention pauses while the broker's clock differs from the controller's by more "
+                "than this, in milliseconds."
+            ),
+        ),
+        (
+            "log.cleaner.backoff.ms",
+            15_000,
+            1,
+            MAX_MS,
+            "The time between two checks for logs to compact, in milliseconds.",
+        ),
+        (
+            "election.timeout.ms",
+            500,
+            50,
+            60_000,
+            "The shortest Raft election time-out, in milliseconds; the longest is twice that.",
+        ),
+        (
+            "raft.heartbeat.ms",
+            100,
+            5,
+            10_000,
+            "The time between two Raft heartbeats of the active controller, in milliseconds.",
+        ),
+        (
+            "raft.step.down.ms",
+            1_000,
+            100,
+            60_000,
+            (
+                "An active controller stops leading after this long without a majority, in "
+                "milliseconds."
+            ),
+        ),
     ],
 )
 
