@@ -84,7 +84,10 @@ class ConsumerRoutes:
         group = "/consumers/{group}"
         instance = group + "/instances/{instance}"
         router.add("POST", group, self.create, V2)
-        router.add("GET", instance + "/records", self.records, V2)
+        router.add("GET", instance + "/records", self.records, V2, ("timeout", "max_bytes"))
+        commit = partial(_answer, self.commit)
+        # Confluent's ``async`` has no effect: every commit is answered when it is done.
+        router.add("POST", instance + "/offsets", commit, V2, ("async",))
         for method, path, handler in (
             ("DELETE", "", self.delete),
             ("POST", "/subscription", self.subscribe),
@@ -92,7 +95,6 @@ class ConsumerRoutes:
             ("DELETE", "/subscription", self.unsubscribe),
             ("POST", "/assignments", self.assign),
             ("GET", "/assignments", self.assignments),
-            ("POST", "/offsets", self.commit),
             ("GET", "/offsets", self.offsets),
             ("POST", "/positions", partial(self.seek, bodies.positions)),
             ("POST", "/positions/beginning", partial(self.seek, bodies.beginnings)),

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 
+PARAMETERS = ("offset", "timestamp", "max_bytes", "timeout", "include", "frames", "rack")
 TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
 MANY_FRAMES = "many"
@@ -83,7 +84,7 @@ class FetchRoutes:
 
     def add_to(self, router: PathRouter) -> None:
         path = "/topics/{topic}/partitions/{partition}/records"
-        router.add("GET", path, self.records, V2_JSON)
+        router.add("GET", path, self.records, V2_JSON, PARAMETERS)
 
     async def records(self, request: web.Request, topic: str, partition: str) -> web.StreamResponse:
         """Answer records from an offset or a timestamp on; wait for the first up to ``timeout``."""

@@ -109,7 +109,7 @@ class BrokerRoutes(V3Routes):
 
     def add_to(self, router: PathRouter) -> None:
         brokers = "/brokers"
-        self._add(router, "GET", brokers, self.list_brokers)
+        self._add(router, "GET", brokers, self.list_brokers, parameters=("include",))
         self._add(router, "GET", brokers + "/{broker}", self.describe)
         self._add(router, "DELETE", brokers + "/{broker}", self.unregister)
         self._add(router, "POST", brokers + "/{broker}:drain", self.drain)

@@ -30,7 +30,7 @@ from raft_metadata.records.commands import UpgradeMetadata
 from raft_metadata.records.feature_levels import FIRST_LEVEL, SUPPORTED_FEATURE_LEVEL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from aiohttp import web
 
@@ -62,8 +62,12 @@ class V3Routes:
         path: str,
         handler: V3Handler,
         replies: Mapping[str, str] = V3_REPLIES,
+        parameters: Iterable[str] = (),
     ) -> None:
-        """Serve a path below this cluster; 404 for another cluster id, 406 for another Accept."""
+        """Serve a path below this cluster; 404 for another cluster id, 406 for another Accept.
+
+        ``parameters`` declares the names that a query may have.
+        """
 
         async def handle(
             request: web.Request, cluster: str, *parameters: str
@@ -75,9 +79,19 @@ class V3Routes:
             answer = await handler(request, *parameters)
             return json_reply(answer, JSON) if isinstance(answer, dict) else answer
 
-        router.add(method, "/v3/clusters/{cluster}" + path, handle, JSON)
+        router.add(method, "/v3/clusters/{cluster}" + path, handle, JSON, parameters)
 
 
+_ACCESS_PARAMETERS = (
+    "resource_type",
+    "resource_name",
+    "pattern_type",
+    "principal",
+    "host",
+    "operation",
+    "permission",
+)
+"""Confluent's, so that a search for access rules gets the refusal that names the reason."""
 _UPGRADE = ("metadata_version", "validate_only")
 
 
@@ -91,7 +105,7 @@ class ClusterRoutes(V3Routes):
         self._add(router, "PATCH", "/features", self.upgrade)
         self._add(router, "POST", "/producer-ids", self.producer_id)
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-            self._add(router, method, "/acls", self.no_access_rules)
+            self._add(router, method, "/acls", self.no_access_rules, parameters=_ACCESS_PARAMETERS)
         self._add(router, "POST", "/acls:batch", self.no_access_rules)
 
     async def list_clusters(self, request: web.Request) -> web.Response:

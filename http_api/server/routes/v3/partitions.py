@@ -70,7 +70,8 @@ class PartitionRoutes(V3Routes):
         partitions = "/topics/{topic}/partitions"
         self._add(router, "GET", partitions, self.list_partitions)
         self._add(router, "GET", partitions + "/{partition}", self.describe)
-        self._add(router, "GET", partitions + "/{partition}/offset", self.offset)
+        path = partitions + "/{partition}/offset"
+        self._add(router, "GET", path, self.offset, parameters=("offset_type",))
         self._add(router, "POST", partitions + "/{partition}:delete-records", self.delete_records)
         self._add(router, "POST", partitions + "/{partition}/leader:elect", self.elect)
         self._add(router, "GET", partitions + "/{partition}/replicas", self.list_replicas)

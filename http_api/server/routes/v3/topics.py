@@ -52,9 +52,11 @@ class TopicRoutes(V3Routes):
 
     def add_to(self, router: PathRouter) -> None:
         topics = "/topics"
-        self._add(router, "GET", topics, self.list_topics)
+        # Confluent's two spellings have no effect: without access rules all operations are allowed.
+        of_list, of_one = ("includeAuthorizedOperations",), ("include_authorized_operations",)
+        self._add(router, "GET", topics, self.list_topics, parameters=of_list)
         self._add(router, "POST", topics, self.create)
-        self._add(router, "GET", topics + "/{topic}", self.describe)
+        self._add(router, "GET", topics + "/{topic}", self.describe, parameters=of_one)
         self._add(router, "PATCH", topics + "/{topic}", self.grow)
         self._add(router, "DELETE", topics + "/{topic}", self.delete)
 
