@@ -1,9 +1,11 @@
-"""Check of the names in a request's query, by the declaration of its route. Pure.
+"""Query parameters: the check of their names by the route's declaration, the start of a read. Pure.
 
 `app.py` calls `check_parameters` for every request with a query that the routes handle, before the
 handler parses values. A parameter without a meaning here is more likely mistyped than superfluous:
 ``?ack=0`` answered as if it had an effect would be a wrong answer. The fast lane leaves a query
 with any other name than its own to the routes, so both refuse with the same text.
+
+`read_start` parses where a read begins, in the grammar that the command line uses, too.
 """
 
 from __future__ import annotations
@@ -12,10 +14,18 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from http_api.contract.errors import RestCode, RestError, excerpt
-from http_api.contract.grammar import nearest
+from http_api.contract.grammar import (
+    POSITION_EXPECTED,
+    FromTime,
+    GrammarError,
+    Position,
+    nearest,
+    parse_position,
+)
+from http_api.server.request_parsing import OFFSET_MAX, bad_parameter, query_integer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
 IGNORED_PARAMETERS_HEADER: Final = "Quorumlog-Ignored-Parameters"
 IGNORED_PREFIX: Final = "_"
@@ -69,3 +79,26 @@ def ignored_header(ignored: Collection[str]) -> str:
     if len(ignored) > IGNORED_NAMED_MAX:
         shown.append(f"and {len(ignored) - IGNORED_NAMED_MAX} more")
     return ", ".join(shown)
+
+
+def read_start(query: Mapping[str, str]) -> Position:
+    """Return the position that ``offset`` names, or the time in ``timestamp``.
+
+    Raises:
+        RestError: 400/40002 unless exactly one of them is given, in the grammar of positions.
+    """
+    offset = query.get("offset")
+    if "timestamp" in query:
+        if offset is not None:
+            text = "Parameters 'offset' and 'timestamp' are both given: expected one of them"
+            raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
+        return FromTime(query_integer(query, "timestamp", None, 0, OFFSET_MAX))
+    if offset is None:
+        raise bad_parameter("offset", None, POSITION_EXPECTED)
+    try:
+        return parse_position(offset)
+    except GrammarError as error:
+        # In a query a bare + stands for a space, which no position has.
+        hint = "; in a URL, write the + of a zone as %2B" if " " in offset else ""
+        text = f"Parameter 'offset' is {error}{hint}"
+        raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text) from None

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from http_api.contract.errors import RestError
+from http_api.contract.grammar import OFFSET_MAX, AtOffset, FromTime, LastRecords, parse_position
 from http_api.server.query_parameters import (
     IGNORED_NAMED_MAX,
     check_parameters,
     ignored_header,
+    read_start,
 )
 
 KNOWN = frozenset({"offset", "timestamp", "timeout", "max_bytes"})
@@ -72,3 +74,37 @@ def test_no_name_breaks_the_header_that_lists_it(ignored: list[str]) -> None:
     assert value.isascii()
     assert value.isprintable()
     assert value.count(", ") <= IGNORED_NAMED_MAX
+
+
+@given(st.integers(0, OFFSET_MAX))
+def test_numbers_times_and_counts_mean_what_the_command_line_means(number: int) -> None:
+    assert read_start({"offset": str(number)}) == AtOffset(number)
+    assert read_start({"offset": f"@{number}"}) == FromTime(number)
+    if number:
+        assert read_start({"offset": f"-{number}"}) == LastRecords(number)
+    if number < 10**18:
+        assert read_start({"timestamp": str(number)}) == FromTime(number)
+
+
+TEXTS = st.text() | st.from_regex(r"[-@]?[0-9]{0,20}|20[0-9]{2}-[0-9]{2}-[0-9]{2}[T 0-9:+Z]*")
+
+
+@given(TEXTS)
+def test_a_text_is_a_position_or_a_refusal_that_names_it(text: str) -> None:
+    try:
+        expected = parse_position(text)
+    except ValueError:
+        with pytest.raises(RestError) as caught:
+            read_start({"offset": text})
+        error = caught.value
+        assert (error.status, error.code) == (400, 40002)
+        assert error.message.startswith("Parameter 'offset' is ")
+        assert ": expected " in error.message
+        error.message.encode()
+    else:
+        assert read_start({"offset": text}) == expected
+
+
+def test_offset_and_timestamp_exclude_each_other() -> None:
+    with pytest.raises(RestError, match="are both given: expected one of them"):
+        read_start({"offset": "latest", "timestamp": "0"})
