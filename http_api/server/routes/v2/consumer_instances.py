@@ -106,7 +106,8 @@ class ConsumerRoutes:
         """Create an instance of the group; its name is the client's, or generated."""
         group_id = GroupId(check_name("group_name", group))
         check_accept(request, CONSUMER_REPLIES)
-        wanted = bodies.new_instance(await bodies.read_object(request, self._limits.max_body_bytes))
+        limit = self._limits.max_body_bytes
+        wanted = bodies.new_instance(await bodies.read_object(request, limit, bodies.NEW_INSTANCE))
         made = await self._send_to_coordinator(
             CreateInstance(
                 group=group_id,
@@ -132,7 +133,7 @@ class ConsumerRoutes:
 
         An empty list of topics unsubscribes, as DELETE does.
         """
-        fields = await bodies.read_object(request, self._limits.max_body_bytes)
+        fields = await bodies.read_object(request, self._limits.max_body_bytes, bodies.SUBSCRIPTION)
         topics, pattern = bodies.subscription(fields)
         if topics is not None and not topics:
             await self.unsubscribe(request, group, instance)
@@ -156,7 +157,7 @@ class ConsumerRoutes:
 
     async def assign(self, request: web.Request, group: GroupId, instance: InstanceId) -> None:
         """Assign partitions by hand, outside of the group's rebalancing."""
-        fields = await bodies.read_object(request, self._limits.max_body_bytes)
+        fields = await bodies.read_object(request, self._limits.max_body_bytes, bodies.PARTITIONS)
         partitions = bodies.partitions(fields)
         await self._subscribe_or_assign(
             Assign(group=group, instance=instance, partitions=partitions)
@@ -222,7 +223,7 @@ class ConsumerRoutes:
     ) -> list[JsonObject] | None:
         """Commit these offsets, or everything delivered if the body is empty or ``{}``."""
         fields = await bodies.read_object(
-            request, self._limits.max_body_bytes, empty_needs_no_type=True
+            request, self._limits.max_body_bytes, bodies.OFFSETS, empty_needs_no_type=True
         )
         offsets = bodies.commit(fields)
         done = await self._send_to_coordinator(
@@ -234,7 +235,7 @@ class ConsumerRoutes:
         self, request: web.Request, group: GroupId, instance: InstanceId
     ) -> JsonObject:
         """Answer the committed offsets of the body's partitions; without a body, of its own."""
-        fields = await bodies.read_object(request, self._limits.max_body_bytes)
+        fields = await bodies.read_object(request, self._limits.max_body_bytes, bodies.PARTITIONS)
         partitions = bodies.partitions(fields) if fields else None
         found = await self._send_to_coordinator(
             CommittedOffsets(group=group, instance=instance, partitions=partitions)
@@ -251,7 +252,8 @@ class ConsumerRoutes:
         instance: InstanceId,
     ) -> None:
         """Set the next offsets to read: by offset, by time, or one end of the log."""
-        fields = await bodies.read_object(request, self._limits.max_body_bytes)
+        shape = bodies.OFFSETS if targets_of is bodies.positions else bodies.PARTITIONS
+        fields = await bodies.read_object(request, self._limits.max_body_bytes, shape)
         targets = targets_of(fields)
         await self._send_to_coordinator(Seek(group=group, instance=instance, targets=targets))
 

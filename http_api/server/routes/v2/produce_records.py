@@ -219,7 +219,9 @@ def read_records(
         text = f"{error.message}; {_EXPECTED_BODY}"
         raise RestError(422, RestCode.UNPROCESSABLE, text) from None
     except KafkaError as error:
-        raise RestError(400, RestCode.BAD_REQUEST, error.message) from None
+        is_json = error.message.lower().startswith("expected ")
+        text = f"{error.message}; {_EXPECTED_BODY}" if is_json else error.message
+        raise RestError(400, RestCode.BAD_REQUEST, text) from None
     most = limits.max_records_per_request
     if len(records) > most:
         raise _too_many(f"{len(records)} records", "max_records_per_request", most)

@@ -124,7 +124,7 @@ class ClusterRoutes(V3Routes):
 
     async def upgrade(self, request: web.Request) -> v3.JsonObject:
         """Raise ``metadata.version``, never lower it; null: to the highest level of every node."""
-        fields = await read_json_object(request, self._body_bytes_max)
+        fields = await read_json_object(request, self._body_bytes_max, '{"metadata_version":…}')
         check_fields(fields, _UPGRADE)
         if "metadata_version" not in fields:
             expected = "a level, or null for the highest that every node can follow"
@@ -152,5 +152,5 @@ class ClusterRoutes(V3Routes):
 
     async def producer_id(self, request: web.Request) -> v3.JsonObject:
         """Answer a new producer id each time: a lost answer only wastes an id."""
-        check_fields(await read_optional_json_object(request, self._body_bytes_max), ())
+        check_fields(await read_optional_json_object(request, self._body_bytes_max, "{}"), ())
         return producer_id(self._links, await self._apis.producer_id())

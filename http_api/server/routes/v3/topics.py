@@ -44,6 +44,7 @@ _FIELDS = (
     "configs",
     "validate_only",
 )
+_NEW_TOPIC = '{"topic_name":…,"partitions_count":…}'
 _GROWTH = ("partitions_count", "replicas_assignments", "validate_only")
 
 
@@ -78,7 +79,8 @@ class TopicRoutes(V3Routes):
 
     async def create(self, request: web.Request) -> v3.JsonObject | web.Response:
         """Create a topic; 201 once its partitions have ready leaders, 200 for ``validate_only``."""
-        command = create_topic(await read_json_object(request, self._limits.max_body_bytes))
+        limit = self._limits.max_body_bytes
+        command = create_topic(await read_json_object(request, limit, _NEW_TOPIC))
         created = await self._apis.create_topic(command)
         body = v3.topic(
             self._links,
@@ -94,7 +96,7 @@ class TopicRoutes(V3Routes):
     async def grow(self, request: web.Request, topic: str) -> v3.JsonObject:
         """Add partitions; 200 once each of them has a ready leader."""
         name = topic_name(topic)
-        fields = await read_json_object(request, self._body_bytes_max)
+        fields = await read_json_object(request, self._body_bytes_max, '{"partitions_count":…}')
         check_fields(fields, _GROWTH)
         command = AddPartitions(
             topic=name,
