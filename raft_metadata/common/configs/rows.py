@@ -119,7 +119,7 @@ class NumberConfig(ConfigKind[int]):
 
     @property
     def unit(self) -> str | None:
-        """What the number counts, by the end of the config's name; None: items."""
+        """The unit of the number, by the end of the config's name; None: it counts items."""
         return next((unit for end, unit in _UNITS.items() if self.name.endswith(end)), None)
 
     def allows(self, value: object) -> bool:
