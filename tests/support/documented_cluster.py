@@ -1,19 +1,142 @@
-"""The cluster that a documentation page tells its reader to start, for tests that run the page."""
+"""Run a documentation page against a live cluster and compare what its commands print.
+
+A page holds steps: a fenced `bash` block, and below it, if the output matters, one `text` block.
+`documented_cluster` starts the cluster that the pages describe (`quorumlog up` in an empty
+directory); `DocumentedCluster.check` runs all steps of a page in one shell, in order.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+FENCE = re.compile(r"^```(bash|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DOCUMENTED_PORTS = (8082, 8083, 8084, 10082, 10083, 10084)
+"""What the pages name: three brokers, three controllers."""
+PORT_LOOPS = ((8082, 8083, 8084), (10082, 10083, 10084))
+"""Ports that a page may name alone, separated by blanks, in this order."""
+END_OF_STEP = "end of step"
+PAGE_DEADLINE_S = 90
 STOP_TIMEOUT_S = 20
+
+
+class Step(NamedTuple):
+    """One block of commands and the output that the page shows below it."""
+
+    commands: str
+    output: str | None
+    """None: the page shows no output, and none is compared."""
+
+
+def steps(page: str) -> list[Step]:
+    """Return the `bash` blocks of a page's text in order, each with the `text` block below it."""
+    found: list[Step] = []
+    for kind, content in FENCE.findall(page):
+        if kind == "bash":
+            found.append(Step(content, None))
+        else:
+            assert found, f"an output before the first command:\n{content}"
+            assert found[-1].output is None, f"two outputs of one block:\n{content}"
+            found[-1] = found[-1]._replace(output=content)
+    return found
+
+
+def pattern(output: str) -> re.Pattern[str]:
+    """Return what matches a documented output.
+
+    `…` matches anything. White space matches any white space or none, because curl ends no line.
+    """
+    words = "\\s*".join(map(re.escape, output.split()))
+    return re.compile(words.replace("…", ".*?"), re.DOTALL)
+
+
+class Played(NamedTuple):
+    """What a page's commands printed."""
+
+    outputs: list[str]
+    """One for each step."""
+    errors: str
+
+
+@dataclass
+class DocumentedCluster:
+    """A running cluster and the names that pages use for its ports."""
+
+    directory: Path
+    """Where `quorumlog up` was started; `quorumlog-data` is in it."""
+    urls: Mapping[int, str]
+    """A documented port → the URL of that node here."""
+
+    def brokers(self) -> list[str]:
+        """Return the URLs of the brokers in the order of their ids."""
+        return [self.urls[port] for port in PORT_LOOPS[0]]
+
+    def here(self, commands: str) -> str:
+        """Return commands with the ports of this cluster instead of the documented ones."""
+        for ports in PORT_LOOPS:
+            loop = " ".join(map(str, ports))
+            ours = " ".join(self.urls[port].rpartition(":")[2] for port in ports)
+            commands = commands.replace(f" {loop}", f" {ours}")
+        for port, url in self.urls.items():
+            commands = commands.replace(f"http://127.0.0.1:{port}", url)
+        return commands
+
+    def play(self, played: Sequence[Step]) -> Played:
+        """Run steps in one shell, in order."""
+        script = "".join(f"{step.commands}\necho '{END_OF_STEP}'\n" for step in played)
+        done = subprocess.run(
+            ["bash", "-uc", self.here(script)],
+            cwd=self.directory,
+            env={
+                **os.environ,
+                "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+                "QUORUMLOG_URL": ",".join(self.brokers()),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PAGE_DEADLINE_S,
+        )
+        outputs = done.stdout.split(f"{END_OF_STEP}\n")
+        assert len(outputs) == len(played) + 1, done.stdout + done.stderr
+        return Played(outputs[:-1], done.stderr)
+
+    def check(self, page: str) -> Played:
+        """Run a page's text and compare every output that it shows."""
+        documented = steps(page)
+        played = self.play(documented)
+        for step, printed in zip(documented, played.outputs, strict=True):
+            if step.output is not None:
+                assert pattern(step.output).fullmatch(printed.strip()), (
+                    f"{step.commands}\nprinted {printed}\nand, on all of the page, as errors\n"
+                    f"{played.errors}"
+                )
+        return played
+
+
+@contextmanager
+def documented_cluster(directory: Path) -> Iterator[DocumentedCluster]:
+    """Start the cluster of the pages in an empty directory, on free ports."""
+    with quorumlog_up(BIN / "quorumlog", directory):
+        nodes = json.loads((directory / "quorumlog-data" / "cluster.json").read_text())
+        urls = [node["url"] for node in (*nodes["brokers"], *nodes["controllers"])]
+        yield DocumentedCluster(directory, dict(zip(DOCUMENTED_PORTS, urls, strict=True)))
 
 
 @contextmanager
 def quorumlog_up(command: Path, directory: Path) -> Iterator[list[str]]:
-    """`quorumlog up` as installed, in that directory, on free ports; the brokers' URLs."""
+    """Run `quorumlog up` as installed, in that directory, on free ports; the brokers' URLs."""
     with (directory / "up.log").open("w") as log:
         up = subprocess.Popen(
             [command, "up", "--port", "0"],
