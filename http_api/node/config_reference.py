@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from raft_metadata.common.configs.rows import ConfigRow, Scope, Section, text_of
+from raft_metadata.common.configs.rows import ConfigRow, NumberConfig, Scope, Section, text_of
 from raft_metadata.common.configs.table import CONFIGS
 
 REFERENCE = Path("docs/reference/configs.md")
@@ -96,7 +96,7 @@ def _table(rows: Iterable[ConfigRow]) -> str:
             f"`{row.name}`",
             row.meaning,
             f"`{text_of(row.default)}`",
-            row.expected.removeprefix("a whole number from "),
+            row.bounds if isinstance(row, NumberConfig) else row.expected,
             places,
             file,
             row.update.value,

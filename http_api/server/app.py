@@ -2,8 +2,8 @@
 
 `broker_node.py` calls `build_app` with the broker's interface and runs the result in an
 `HttpServer`. A request is first offered to the fast lane (`lane_connection.py`). Otherwise aiohttp
-passes it through the error middleware to `dispatch`, which resolves the route and calls its
-handler. Every answer gets ``X-Request-Id`` and ``Server``.
+passes it through the error middleware to `dispatch`, which resolves the route, checks the names of
+its query parameters and calls its handler. Every answer gets ``X-Request-Id`` and ``Server``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ from http_api.server.answers import (
 )
 from http_api.server.fast_lane import FastLane
 from http_api.server.lane_connection import LaneConnection
+from http_api.server.query_parameters import (
+    IGNORED_PARAMETERS_HEADER,
+    check_parameters,
+    ignored_header,
+)
 from http_api.server.request_parsing import continue_unless_too_large
 from http_api.server.routes.broker_state import OpsRoutes, StateRoutes
 from http_api.server.routes.v2.consumer_instances import ConsumerRoutes
@@ -55,6 +60,8 @@ SHUTDOWN_GRACE_S = 3.0
 """Time for requests in flight at `HttpServer.stop` to finish; then they are cancelled."""
 KEEPALIVE_S = 75.0
 BACKLOG = 1_024
+IGNORED = web.RequestKey("ignored", tuple[str, ...])
+"""Names of a request's query parameters that have no effect."""
 LANE: web.AppKey[FastLane | None] = web.AppKey("lane")
 """The app's fast lane; None: aiohttp handles every request."""
 
@@ -95,6 +102,9 @@ def build_app(
     async def dispatch(request: web.Request) -> web.StreamResponse:
         route, parameters = router.resolve(request.method, request.rel_url.raw_path)
         request[ERROR_TYPE] = route.reply_type
+        if request.rel_url.raw_query_string:
+            names = [name for name, _ in request.query.items()]
+            request[IGNORED] = check_parameters(names, route.parameters)
         return await route.handler(request, *parameters)
 
     app = web.Application(middlewares=[error_middleware], client_max_size=limits.max_body_bytes)
@@ -108,6 +118,9 @@ def build_app(
     async def sign(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["X-Request-Id"] = ids.of(request.headers.get("X-Request-Id"))
         response.headers["Server"] = SERVER
+        ignored = request.get(IGNORED)
+        if ignored:
+            response.headers[IGNORED_PARAMETERS_HEADER] = ignored_header(ignored)
 
     app.on_response_prepare.append(sign)
     app[LANE] = FastLane(context, ids, SystemClock()) if limits.http_fast_lane else None

@@ -157,8 +157,26 @@ def continue_unless_too_large(
     return expect
 
 
-async def read_json_object(request: web.Request, limit: int) -> dict[str, Any]:
-    """Return the JSON object of a v3 request body.
+def object_in(body: bytes, shape: str) -> dict[str, Any]:
+    """Return the JSON object of a body; ``shape`` shows one that is expected, on one line.
+
+    Raises:
+        RestError: 400 for a body that is not a JSON object.
+    """
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        text = f"Bad Request: body is not JSON: {error}"
+        raise RestError(400, RestCode.BAD_REQUEST, text) from None
+    if not isinstance(value, dict):
+        got = "null" if value is None else excerpt_of_value(value)
+        text = f"Bad Request: the body is {got}, expected an object: {shape}"
+        raise RestError(400, RestCode.BAD_REQUEST, text)
+    return value
+
+
+async def read_json_object(request: web.Request, limit: int, shape: str) -> dict[str, Any]:
+    """Return the JSON object of a v3 request body; ``shape`` as of `object_in`.
 
     Raises:
         RestError: 415 for another Content-Type, 400 for a body that is not a JSON object.
@@ -166,26 +184,17 @@ async def read_json_object(request: web.Request, limit: int) -> dict[str, Any]:
     content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
     if essence(content_type) != JSON:
         raise unsupported_media_type(content_type, JSON)
-    body = await read_body(request, limit)
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RestError(400, RestCode.BAD_REQUEST, f"Bad Request: body is not JSON: {error}") from (
-            None
-        )
-    if not isinstance(value, dict):
-        raise RestError(400, RestCode.BAD_REQUEST, "Bad Request: expected a JSON object")
-    return value
+    return object_in(await read_body(request, limit), shape)
 
 
-async def read_optional_json_object(request: web.Request, limit: int) -> dict[str, Any]:
+async def read_optional_json_object(request: web.Request, limit: int, shape: str) -> dict[str, Any]:
     """Return the JSON object of the body; {} for no body, whatever its Content-Type.
 
     Raises as `read_json_object`.
     """
     if not request.can_read_body:
         return {}
-    return await read_json_object(request, limit)
+    return await read_json_object(request, limit, shape)
 
 
 def unsupported_media_type(content_type: str | None, send: str) -> RestError:

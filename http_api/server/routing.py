@@ -8,7 +8,7 @@ dict access per segment. A variable segment may end in an action, as in ``/broke
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -27,6 +27,8 @@ class Route:
     handler: Handler
     reply_type: str
     """Content-Type of its answers, and therefore of its errors."""
+    parameters: frozenset[str]
+    """Names of the query parameters it takes; any other is refused before the handler runs."""
 
 
 @dataclass(slots=True)
@@ -44,11 +46,18 @@ class PathRouter:
     def __init__(self) -> None:
         self._root = _Node()
 
-    def add(self, method: str, path: str, handler: Handler, reply_type: str) -> None:
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        reply_type: str,
+        parameters: Iterable[str] = (),
+    ) -> None:
         """Serve ``method`` of ``path``; GET serves HEAD too.
 
         Variable segments are written ``{name}``, or ``{name}:action``. ``reply_type`` is the
-        Content-Type of the answers.
+        Content-Type of the answers. ``parameters`` declares the names that a query may have.
         """
         node = self._root
         for segment in path.split("/"):
@@ -62,7 +71,7 @@ class PathRouter:
             else:
                 node = node.fixed.setdefault(segment, _Node())
         assert method not in node.routes, f"{method} {path} is served twice"
-        node.routes[method] = Route(handler, reply_type)
+        node.routes[method] = Route(handler, reply_type, frozenset(parameters))
         if method == "GET":
             node.routes["HEAD"] = node.routes[method]
 

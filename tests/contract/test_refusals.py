@@ -104,3 +104,86 @@ async def test_a_wrong_kind_is_told_as_json_spells_it(
     answer = await door.call("POST", f"{V3}/topics", json.dumps(fields), JSON)
     assert answer.status == 400
     assert says in answer.json["message"]
+
+
+RECORD_TYPE = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+V2_TYPE = {"Content-Type": V2}
+INSTANCE = "/consumers/g/instances/i"
+PLACES = '{"partitions":[{"topic":…,"partition":…}]}'
+CHANGED = '{"data":[{"name":…,"value":…}]}'
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "shape"),
+    [
+        ("POST", "/consumers/g", V2_TYPE, '{"name":…,"format":"json"}'),
+        ("POST", f"{INSTANCE}/subscription", V2_TYPE, '{"topics":[…]} or {"topic_pattern":…}'),
+        ("POST", f"{INSTANCE}/assignments", V2_TYPE, PLACES),
+        ("POST", f"{INSTANCE}/offsets", V2_TYPE, '{"offsets":[{"topic":…,'),
+        ("GET", f"{INSTANCE}/offsets", V2_TYPE, PLACES),
+        ("POST", f"{INSTANCE}/positions", V2_TYPE, '{"offsets":[{"topic":…,'),
+        ("POST", f"{INSTANCE}/positions/beginning", V2_TYPE, PLACES),
+        ("POST", f"{INSTANCE}/positions/end", V2_TYPE, PLACES),
+        ("POST", f"{V3}/topics", JSON, '{"topic_name":…,"partitions_count":…}'),
+        ("PATCH", f"{V3}/topics/flights", JSON, '{"partitions_count":…}'),
+        ("PATCH", f"{V3}/features", JSON, '{"metadata_version":…}'),
+        ("POST", f"{V3}/producer-ids", JSON, "{}"),
+        ("POST", f"{V3}/brokers/1:drain", JSON, '{"scope":"leaders"}'),
+        ("PUT", f"{V3}/topics/flights/configs/flush", JSON, '{"value":…}'),
+        ("POST", f"{V3}/topics/flights/configs:alter", JSON, CHANGED),
+        ("POST", f"{V3}/broker-configs:alter", JSON, CHANGED),
+        ("POST", f"{V3}/topics/-/configs:alter", JSON, '{"data":[{"topic_name":…,"configs":['),
+        ("PATCH", f"{V3}/consumer-groups/g/offsets", JSON, '{"data":[{"topic_name":…,'),
+        (
+            "POST",
+            f"{V3}/topics/flights/partitions/0:delete-records",
+            JSON,
+            '{"before_offset":…}',
+        ),
+        (
+            "POST",
+            f"{V3}/topics/flights/partitions/0/leader:elect",
+            JSON,
+            '{"election":"preferred"}',
+        ),
+        (
+            "POST",
+            f"{V3}/topics/flights/partitions/0/reassignment",
+            JSON,
+            '{"replicas":[1,2,3]}',
+        ),
+        ("POST", f"{V3}/topics/-/partitions/-/reassignment", JSON, '{"data":[{"topic_name", '),
+    ],
+)
+async def test_an_array_as_a_body_is_answered_with_the_shape_that_is_expected(
+    door: Door, method: str, path: str, headers: dict[str, str], shape: str
+) -> None:
+    answer = await door.call(method, path, '[{"value":1}]', headers)
+    assert (answer.status, answer.json["error_code"]) == (400, 400)
+    said = f"Bad Request: the body is a list, expected an object: {shape}"
+    assert answer.json["message"].startswith(said)
+    assert "\n" not in answer.json["message"]
+
+
+@pytest.mark.parametrize("path", ["/topics/flights", "/topics/flights/partitions/0"])
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('[{"value":1}]', "Expected `object`, got `array`; expected "),
+        ("5", "Expected `object`, got `int`; expected "),
+        ('{"records":{}}', "Expected `array`, got `object` - at `$.records`; expected "),
+    ],
+)
+async def test_a_produce_of_another_shape_is_answered_with_its_own(
+    door: Door, path: str, body: str, says: str
+) -> None:
+    answer = await door.call("POST", path, body, RECORD_TYPE)
+    assert (answer.status, answer.json["error_code"]) == (400, 400)
+    assert answer.json["message"].startswith(says + '{"records":[{"key"?,"value"?,')
+
+
+@pytest.mark.parametrize(("body", "got"), [("null", "null"), ("5", "5"), ('"x"', "'x'")])
+async def test_another_kind_of_body_is_named(door: Door, body: str, got: str) -> None:
+    answer = await door.call("POST", f"{V3}/topics", body, JSON)
+    said = f"Bad Request: the body is {got}, expected an object: "
+    assert answer.json["message"].startswith(said)

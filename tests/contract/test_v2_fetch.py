@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from broker.server.requests import FetchRequest
+from broker.server.requests import FetchRequest, OffsetsResult
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import TopicName
+from raft_metadata.common.ids import PartitionId, TopicName
 from tests.support.fake_broker_apis import APPEND_MS
 from tests.support.http_door import FAST_LANE, Door
 
@@ -181,7 +181,7 @@ async def test_defaults_and_bounds_reach_the_broker(door: Door) -> None:
     [
         ("", "offset"),
         ("offset=", "offset"),
-        ("offset=-1", "offset"),
+        ("offset=-0", "offset"),
         ("offset=x", "offset"),
         ("offset=1.5", "offset"),
         ("offset=99999999999999999999999", "offset"),
@@ -202,6 +202,113 @@ async def test_a_bad_parameter_is_40002(door: Door, query: str, named: str) -> N
     assert answer.json.keys() == {"error_code", "message"}
     assert answer.json["error_code"] == 40002
     assert f"'{named}'" in answer.json["message"]
+
+
+@pytest.mark.parametrize(
+    ("position", "offsets"),
+    [
+        ("earliest", [2, 3, 4]),
+        ("beginning", [2, 3, 4]),
+        ("latest", []),
+        ("end", []),
+        ("-1", [4]),
+        ("-2", [3, 4]),
+        ("-3", [2, 3, 4]),
+        ("-9999999999", [2, 3, 4]),
+        ("0003", [3, 4]),
+        ("@0", [2, 3, 4]),
+        (f"@{APPEND_MS + 1}", []),
+        ("2023-11-14T22:13:20Z", [2, 3, 4]),
+        ("2023-11-14T23:13:20%2B01:00", [2, 3, 4]),
+        ("2023-11-14T22:13:20.001Z", []),
+    ],
+)
+async def test_every_position_of_the_grammar_is_a_start(
+    door: Door, position: str, offsets: list[int]
+) -> None:
+    """The log holds offsets 2 to 4: the first two were deleted."""
+    for value in range(5):
+        record = {"records": [{"value": value}]}
+        await door.post("/topics/flights/partitions/0", record, JSON_V2)
+    await door.apis.delete_records(TopicName("flights"), PartitionId(0), 2)
+    answer = await door.get(f"{RECORDS}?offset={position}&timeout=0")
+    assert answer.status == 200
+    assert [record["offset"] for record in answer.json] == offsets
+    assert answer.headers["quorumlog-next-offset"] == "5"
+    assert answer.headers["quorumlog-high-watermark"] == "5"
+
+
+async def test_latest_waits_for_the_next_record(door: Door) -> None:
+    await fill(door)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(door.get(f"{RECORDS}?offset=latest&timeout=60000"))
+        await door.apis.fetching.wait()
+        await fill(door)
+    assert waiting.result().json[0]["offset"] == 2
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+async def test_ends_that_move_between_look_up_and_read_are_looked_up_again(
+    door: Door, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """Retention may delete the first records in between; it does not do so forever."""
+    await fill(door)
+    apis, found = door.apis, door.apis.offsets
+    looked_up = 0
+
+    async def outdated(topic: TopicName, partition: PartitionId) -> OffsetsResult:
+        nonlocal looked_up
+        looked_up += 1
+        if looked_up <= failures:
+            return OffsetsResult(beginning_offset=77, end_offset=78)
+        return await found(topic, partition)
+
+    monkeypatch.setattr(apis, "offsets", outdated)
+    answer = await door.get(f"{RECORDS}?offset=earliest")
+    if failures < 3:
+        assert [record["offset"] for record in answer.json] == [0, 1]
+    else:
+        assert (answer.status, answer.json["error_code"]) == (400, 40002)
+        assert "offset 77" in answer.json["message"]
+    assert looked_up == min(3, failures + 1)
+
+
+async def test_a_topic_deleted_between_look_up_and_read_is_40402(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deleted(*_: object) -> OffsetsResult:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+    monkeypatch.setattr(door.apis, "offsets", deleted)
+    answer = await door.get(f"{RECORDS}?offset=latest")
+    message = "Partition 0 of topic flights not found"
+    assert answer.golden == (404, JSON_V2, {"error_code": 40402, "message": message})
+
+
+@pytest.mark.parametrize(
+    ("offset", "says"),
+    [
+        ("newest", "'newest': expected earliest, latest, an offset, -N for the last N, @MILLIS"),
+        ("-0", "'-0': expected a count from 1 on behind the -, as in -10"),
+        ("2026-01-31T12:00:00", "expected a zone behind the time, as in 2026-01-31T12:00:00Z"),
+        ("2026-01-31T12:00:00+01:00", "; in a URL, write the + of a zone as %2B"),
+        ("2026-13-01T00:00:00Z", "as in 2026-01-31T12:00:00Z"),
+        ("@1h", "'@1h': expected @MILLISECONDS since 1970 or a time"),
+        ("%ff", "as in 2026-01-31T12:00:00Z"),
+    ],
+)
+async def test_a_wrong_position_names_the_text_and_an_example(
+    door: Door, offset: str, says: str
+) -> None:
+    answer = await door.get(f"{RECORDS}?offset={offset}")
+    assert (answer.status, answer.json["error_code"]) == (400, 40002)
+    assert answer.json["message"].startswith("Parameter 'offset' is '")
+    assert says in answer.json["message"]
+
+
+async def test_a_read_without_a_start_names_the_positions(door: Door) -> None:
+    answer = await door.get(f"{RECORDS}?timeout=0")
+    assert answer.json["message"].startswith("Parameter 'offset' is missing: expected earliest, ")
 
 
 async def test_out_of_range_names_both_ends(door: Door) -> None:

@@ -98,6 +98,40 @@ async def test_nlp_kafka_rest_api(cluster: LiveCluster) -> None:
     assert sum(await offsets_of(cluster, "nlp")) == MESSAGES  # it left with auto-commit on
 
 
+@pytest.mark.parametrize(
+    ("position", "offsets"),
+    [
+        ("earliest", [2, 3, 4]),
+        ("latest", []),
+        ("-2", [3, 4]),
+        ("-10", [2, 3, 4]),
+        ("@0", [2, 3, 4]),
+        ("2001-02-03T04:05:06Z", [2, 3, 4]),
+        ("9999-12-31T23:59:59%2B01:00", []),
+        ("@9223372036854775807", []),
+    ],
+)
+async def test_every_broker_reads_from_every_position(
+    cluster: LiveCluster, position: str, offsets: list[int]
+) -> None:
+    """Two of them ask the leader; the log starts at 2, because the first two were deleted."""
+    topic = "positions"
+    if topic not in (await cluster.ask("GET", f"{cluster.url(1)}/topics")).body:
+        await cluster.create_topic(topic)
+        assert (await cluster.produce(1, topic, *range(5))).status == 200
+        url = f"{cluster.topics_url(1)}/{topic}/partitions/0:delete-records"
+        assert (await cluster.ask("POST", url, {"before_offset": 2})).status == 200
+    for broker in (1, 2, 3):
+        url = f"{cluster.url(broker)}/topics/{topic}/partitions/0/records?timeout=0"
+        answer = await cluster.ask("GET", f"{url}&offset={position}")
+        assert answer.status == 200, answer
+        assert [record["offset"] for record in answer.body] == offsets
+        assert answer.headers["Quorumlog-Next-Offset"] == "5"
+        assert answer.headers["Quorumlog-Log-Start-Offset"] == "2"
+        answer = await cluster.ask("GET", f"{url}&offset=5000000000000000000")
+        assert answer.body["error_code"] == 40002
+
+
 @pytest.mark.parametrize("name", ["kafka-bridge-client", "nlp-kafka-rest-api"])
 def test_the_clients_are_as_they_were_published(name: str) -> None:
     files = [file for file in distribution(name).files or () if file.hash is not None]

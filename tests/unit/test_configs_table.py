@@ -54,6 +54,23 @@ def test_every_config_has_a_range_and_a_default_within(name: str) -> None:
         assert row.expected in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("segment.ms", "1h", "a whole number from 1 to 9223372036854775807, in milliseconds"),
+        ("segment.bytes", "64MiB", "a whole number from 1024 to 2147483647, in bytes"),
+        ("leader.replication.throttled.rate", "0", "9223372036854775807, in bytes per second"),
+        ("log.cleaner.io.max.bytes.per.second", "1", "1099511627776, in bytes per second"),
+        ("log.cleaner.dedupe.buffer.size", "1", "68719476736, in bytes"),
+        ("num.partitions", "many", "expected a whole number from 1 to 10000"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_its_unit(name: str, value: str, expected: str) -> None:
+    with pytest.raises(KafkaError) as refused:
+        CONFIGS[name].parse(value)
+    assert refused.value.message.endswith(expected)
+
+
 def test_flags_are_read_in_any_case_and_written_in_one() -> None:
     row = CONFIGS[AUTO_CREATE_TOPICS_ENABLE]
     assert isinstance(row, FlagConfig)

@@ -71,8 +71,9 @@ class StateRoutes:
         self._white_box = debug_state
 
     def add_to(self, router: PathRouter) -> None:
-        router.add("GET", "/broker/v1/state", self.state, JSON)
-        router.add("GET", "/broker/v1/events", self.events, JSON)
+        of_state = ("topic", "partition", "after", "limit", "chain", "from", "to")
+        router.add("GET", "/broker/v1/state", self.state, JSON, of_state)
+        router.add("GET", "/broker/v1/events", self.events, JSON, ("after", "limit"))
 
     async def state(self, request: web.Request) -> web.Response:
         """Answer the broker's state and a page of its replicas.

@@ -19,6 +19,14 @@ ConfigValue: TypeAlias = bool | int | float | str
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,20}")
 _FRACTION = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
+_UNITS = {
+    ".ms": "milliseconds",
+    ".bytes": "bytes",
+    ".size": "bytes",
+    ".bytes.per.second": "bytes per second",
+    ".rate": "bytes per second",
+}
+"""End of a config's name → the unit of its number."""
 _SHOWN_CHARS_MAX = 80
 
 
@@ -100,8 +108,19 @@ class NumberConfig(ConfigKind[int]):
     @property
     @override
     def expected(self) -> str:
-        """The range in words."""
-        return f"a whole number from {self.minimum} to {self.maximum}"
+        """The range in words, with the unit."""
+        text = f"a whole number from {self.bounds}"
+        return text if self.unit is None else f"{text}, in {self.unit}"
+
+    @property
+    def bounds(self) -> str:
+        """The least and the largest value."""
+        return f"{self.minimum} to {self.maximum}"
+
+    @property
+    def unit(self) -> str | None:
+        """The unit of the number, by the end of the config's name; None: it counts items."""
+        return next((unit for end, unit in _UNITS.items() if self.name.endswith(end)), None)
 
     def allows(self, value: object) -> bool:
         """Return True for an int within the range."""

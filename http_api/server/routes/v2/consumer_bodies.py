@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from aiohttp import hdrs
 
 from broker.coordinator.group_messages import (
@@ -34,6 +33,7 @@ from http_api.contract.media_types import V2, EmbeddedFormat, produce_format
 from http_api.server.request_parsing import (
     INT32_MAX,
     OFFSET_MAX,
+    object_in,
     read_body,
     unsupported_media_type,
 )
@@ -51,16 +51,22 @@ MAX_BODY_BYTES = 4_194_304
 """Largest body: `MAX_ROWS` rows with the longest names. Decoding more would block the loop."""
 MAX_SETTINGS = 1_000
 """Most settings of one instance; Kafka's consumer has about eighty."""
+NEW_INSTANCE = '{"name":…,"format":"json"}'
+SUBSCRIPTION = '{"topics":[…]} or {"topic_pattern":…}'
+PARTITIONS = '{"partitions":[{"topic":…,"partition":…}]}'
+OFFSETS = '{"offsets":[{"topic":…,"partition":…,"offset":…}]}'
+"""Objects that the bodies below hold, for messages."""
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def read_object(
-    request: web.Request, limit: int, *, empty_needs_no_type: bool = False
+    request: web.Request, limit: int, shape: str, *, empty_needs_no_type: bool = False
 ) -> dict[str, Any]:
     """Return the body's JSON object; ``{}`` for an empty body, whatever its Content-Type.
 
-    ``empty_needs_no_type``: a written ``{}`` needs no Content-Type either.
+    ``shape`` shows an object that is expected. ``empty_needs_no_type``: a written ``{}`` needs no
+    Content-Type either.
 
     Raises:
         RestError: 415 for another Content-Type, 400 for a body that is not a JSON object.
@@ -71,14 +77,7 @@ async def read_object(
     content_type = request.headers.get(hdrs.CONTENT_TYPE)
     if request.method == "POST" and produce_format(content_type) is None:
         raise unsupported_media_type(content_type, V2)
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        text = f"Bad Request: body is not JSON: {error}"
-        raise RestError(400, RestCode.BAD_REQUEST, text) from None
-    if not isinstance(value, dict):
-        raise RestError(400, RestCode.BAD_REQUEST, "Bad Request: expected a JSON object")
-    return value
+    return object_in(body, shape)
 
 
 # creating an instance

@@ -84,7 +84,10 @@ class ConsumerRoutes:
         group = "/consumers/{group}"
         instance = group + "/instances/{instance}"
         router.add("POST", group, self.create, V2)
-        router.add("GET", instance + "/records", self.records, V2)
+        router.add("GET", instance + "/records", self.records, V2, ("timeout", "max_bytes"))
+        commit = partial(_answer, self.commit)
+        # Confluent's ``async`` has no effect: every commit is answered when it is done.
+        router.add("POST", instance + "/offsets", commit, V2, ("async",))
         for method, path, handler in (
             ("DELETE", "", self.delete),
             ("POST", "/subscription", self.subscribe),
@@ -92,7 +95,6 @@ class ConsumerRoutes:
             ("DELETE", "/subscription", self.unsubscribe),
             ("POST", "/assignments", self.assign),
             ("GET", "/assignments", self.assignments),
-            ("POST", "/offsets", self.commit),
             ("GET", "/offsets", self.offsets),
             ("POST", "/positions", partial(self.seek, bodies.positions)),
             ("POST", "/positions/beginning", partial(self.seek, bodies.beginnings)),
@@ -104,7 +106,8 @@ class ConsumerRoutes:
         """Create an instance of the group; its name is the client's, or generated."""
         group_id = GroupId(check_name("group_name", group))
         check_accept(request, CONSUMER_REPLIES)
-        wanted = bodies.new_instance(await bodies.read_object(request, self._limits.max_body_bytes))
+        limit = self._limits.max_body_bytes
+        wanted = bodies.new_instance(await bodies.read_object(request, limit, bodies.NEW_INSTANCE))
         made = await self._send_to_coordinator(
             CreateInstance(
                 group=group_id,
@@ -130,7 +133,7 @@ class ConsumerRoutes:
 
         An empty list of topics unsubscribes, as DELETE does.
         """
-        fields = await bodies.read_object(request, self._limits.max_body_bytes)
+        fields = await bodies.read_object(request, self._limits.max_body_bytes, bodies.SUBSCRIPTION)
         topics, pattern = bodies.subscription(fields)
         if topics is not None and not topics:
             await self.unsubscribe(request, group, instance)
@@ -154,7 +157,7 @@ class ConsumerRoutes:
 
     async def assign(self, request: web.Request, group: GroupId, instance: InstanceId) -> None:
         """Assign partitions by hand, outside of the group's rebalancing."""
-        fields = await bodies.read_object(request, self._limits.max_body_bytes)
+        fields = await bodies.read_object(request, self._limits.max_body_bytes, bodies.PARTITIONS)
         partitions = bodies.partitions(fields)
         await self._subscribe_or_assign(
             Assign(group=group, instance=instance, partitions=partitions)
@@ -220,7 +223,7 @@ class ConsumerRoutes:
     ) -> list[JsonObject] | None:
         """Commit these offsets, or everything delivered if the body is empty or ``{}``."""
         fields = await bodies.read_object(
-            request, self._limits.max_body_bytes, empty_needs_no_type=True
+            request, self._limits.max_body_bytes, bodies.OFFSETS, empty_needs_no_type=True
         )
         offsets = bodies.commit(fields)
         done = await self._send_to_coordinator(
@@ -232,7 +235,7 @@ class ConsumerRoutes:
         self, request: web.Request, group: GroupId, instance: InstanceId
     ) -> JsonObject:
         """Answer the committed offsets of the body's partitions; without a body, of its own."""
-        fields = await bodies.read_object(request, self._limits.max_body_bytes)
+        fields = await bodies.read_object(request, self._limits.max_body_bytes, bodies.PARTITIONS)
         partitions = bodies.partitions(fields) if fields else None
         found = await self._send_to_coordinator(
             CommittedOffsets(group=group, instance=instance, partitions=partitions)
@@ -249,7 +252,8 @@ class ConsumerRoutes:
         instance: InstanceId,
     ) -> None:
         """Set the next offsets to read: by offset, by time, or one end of the log."""
-        fields = await bodies.read_object(request, self._limits.max_body_bytes)
+        shape = bodies.OFFSETS if targets_of is bodies.positions else bodies.PARTITIONS
+        fields = await bodies.read_object(request, self._limits.max_body_bytes, shape)
         targets = targets_of(fields)
         await self._send_to_coordinator(Seek(group=group, instance=instance, targets=targets))
 

@@ -1,16 +1,17 @@
 """``GET /topics/T/partitions/P/records``: the direct fetch, without any state on the server.
 
-`records` negotiates the type, requests a `FetchResult` from the broker and renders it. Stored lines
-are sent unchanged (NDJSON: a join; array: a join and one same-length replace), stored zstd frames
-too if the client accepts them. Only the v2 record shape and ``include=timestamp`` cost work per
-record; ``include=batches`` adds time and formats once per batch. The fast lane uses the same
-helpers.
+`records` negotiates the type, requests a `FetchResult` from the broker and renders it. A start that
+the ends of the log decide (``earliest``, ``latest``, ``-N``) costs a request for the ends first.
+Stored lines are sent unchanged (NDJSON: a join; array: a join and one same-length replace), stored
+zstd frames too if the client accepts them. Only the v2 record shape and ``include=timestamp`` cost
+work per record; ``include=batches`` adds time and formats once per batch. The fast lane uses the
+same helpers.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import hdrs, web
 
@@ -28,6 +29,7 @@ from broker.record.values import RecordNotJsonError
 from broker.server.local_partitions import split_packed
 from broker.server.requests import FetchRequest
 from http_api.contract.errors import RestCode, RestError
+from http_api.contract.grammar import AtOffset, Earliest, FromTime, LastRecords, Latest
 from http_api.contract.media_types import (
     DECODED_LENGTH_HEADER,
     FETCH_REPLIES,
@@ -41,8 +43,8 @@ from http_api.contract.media_types import (
 )
 from http_api.server.answers import ERROR_TYPE, reply
 from http_api.server.image_lookup import find_topic, partition_not_found, topic_not_found
+from http_api.server.query_parameters import read_start
 from http_api.server.request_parsing import (
-    OFFSET_MAX,
     accept_of,
     bad_parameter,
     not_acceptable,
@@ -53,18 +55,24 @@ from http_api.server.request_parsing import (
 from raft_metadata.common.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from broker.record.batch import BatchSlice
-    from broker.server.requests import FetchResult
+    from broker.server.requests import FetchResult, OffsetsResult
+    from http_api.contract.grammar import Position
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
     from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 
+A = TypeVar("A")
+
+PARAMETERS = ("offset", "timestamp", "max_bytes", "timeout", "include", "frames", "rack")
 TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
+POSITION_ATTEMPTS = 3
+"""Most look-ups of the log's ends for one read, if they move between a look-up and the read."""
 MANY_FRAMES = "many"
 """Value of ``frames``: the reader decodes several zstd frames in a row."""
 RACK_HEADER = "Quorumlog-Rack"
@@ -83,10 +91,10 @@ class FetchRoutes:
 
     def add_to(self, router: PathRouter) -> None:
         path = "/topics/{topic}/partitions/{partition}/records"
-        router.add("GET", path, self.records, V2_JSON)
+        router.add("GET", path, self.records, V2_JSON, PARAMETERS)
 
     async def records(self, request: web.Request, topic: str, partition: str) -> web.StreamResponse:
-        """Answer records from an offset or a timestamp on; wait for the first up to ``timeout``."""
+        """Answer records from a position on; wait for the first up to ``timeout``."""
         content_type = choose_reply(accept_of(request), FETCH_REPLIES)
         if content_type is None:
             raise not_acceptable(request, V2_JSON, V2_BINARY, NDJSON, LINES)
@@ -94,11 +102,16 @@ class FetchRoutes:
         include = _include(request.query, content_type)
         packed = _takes_frames(request, content_type, include)
         many = _reads_many(request.query)
-        fetch = self._request(topic_name(topic), partition_id(partition), request, packed=packed)
+        name, number = topic_name(topic), partition_id(partition)
+        position = read_start(request.query)
+        fetch = self._request(name, number, position, request, packed=packed)
         if packed:
             fetch = replace(fetch, max_bytes=readable_bytes(fetch.max_bytes, many=many))
         image = await self._existing(fetch.topic, fetch.partition)
-        result = await self._fetch(fetch)
+        if isinstance(position, AtOffset | FromTime):
+            result = await self._fetch(fetch)
+        else:
+            fetch, result = await self._fetch_from(position, fetch)
         if result.packed and not many:
             result = in_one_frame(result)
         try:
@@ -121,25 +134,44 @@ class FetchRoutes:
         return image
 
     async def _fetch(self, fetch: FetchRequest) -> FetchResult:
-        try:
-            return await self._apis.fetch(fetch)
-        except KafkaError as error:
-            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise
-            text = partition_not_found(fetch.topic, fetch.partition)
-            raise RestError(404, RestCode.PARTITION_NOT_FOUND, text) from None
+        return await _found(fetch, self._apis.fetch(fetch))
+
+    async def _fetch_from(
+        self, position: Earliest | Latest | LastRecords, fetch: FetchRequest
+    ) -> tuple[FetchRequest, FetchResult]:
+        """Read from a position that the ends of the log decide, as the leader reports them.
+
+        The ends may move between the two requests, by retention for example: they are then looked
+        up again. Return the request with the offset that was read from, too.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            ends = await _found(fetch, self._apis.offsets(fetch.topic, fetch.partition))
+            fetch = replace(fetch, offset=_offset_of(position, ends))
+            try:
+                return fetch, await self._fetch(fetch)
+            except KafkaError as error:
+                if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE or attempt == POSITION_ATTEMPTS:
+                    raise
 
     def _request(
-        self, topic: TopicName, partition: PartitionId, request: web.Request, *, packed: bool
+        self,
+        topic: TopicName,
+        partition: PartitionId,
+        position: Position,
+        request: web.Request,
+        *,
+        packed: bool,
     ) -> FetchRequest:
+        """Return the request, without a start where the ends of the log decide it."""
         query = request.query
-        offset, timestamp = _start(query)
         limits = self._limits
         return FetchRequest(
             topic=topic,
             partition=partition,
-            offset=offset,
-            timestamp_ms=timestamp,
+            offset=position.offset if isinstance(position, AtOffset) else None,
+            timestamp_ms=position.timestamp_ms if isinstance(position, FromTime) else None,
             max_bytes=query_integer(
                 query, "max_bytes", MAX_BYTES_DEFAULT, 1, limits.max_fetch_bytes
             ),
@@ -174,6 +206,17 @@ class FetchRoutes:
         if url is not None:
             headers["Quorumlog-Served-By-Url"] = url
         return headers
+
+
+async def _found(fetch: FetchRequest, answer: Awaitable[A]) -> A:
+    """Return the broker's answer; 404 if the partition was deleted meanwhile."""
+    try:
+        return await answer
+    except KafkaError as error:
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+        text = partition_not_found(fetch.topic, fetch.partition)
+        raise RestError(404, RestCode.PARTITION_NOT_FOUND, text) from None
 
 
 def leader_url(image: MetadataImage, leader: BrokerId) -> str | None:
@@ -252,17 +295,15 @@ def _rack(request: web.Request) -> str | None:
     return rack
 
 
-def _start(query: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Return (offset, timestamp): exactly one of them is set."""
-    if "timestamp" not in query:
-        return query_integer(query, "offset", None, 0, OFFSET_MAX), None
-    if "offset" in query:
-        raise RestError(
-            400,
-            RestCode.KAFKA_BAD_REQUEST,
-            "Parameters 'offset' and 'timestamp' are both given: expected one of them",
-        )
-    return None, query_integer(query, "timestamp", None, 0, OFFSET_MAX)
+def _offset_of(position: Earliest | Latest | LastRecords, ends: OffsetsResult) -> int:
+    """Return the offset of a position in a log with these ends."""
+    match position:
+        case Earliest():
+            return ends.beginning_offset
+        case Latest():
+            return ends.end_offset
+        case LastRecords(count):
+            return max(ends.beginning_offset, ends.end_offset - count)
 
 
 def _include(query: Mapping[str, str], content_type: str) -> str | None:

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 
 ACKS: Mapping[str, int] = {"all": ACKS_ALL, "-1": ACKS_ALL, "1": ACKS_LEADER, "0": ACKS_NONE}
+PARAMETERS = ("acks", "timeout", "async")
+"""``async`` is the Strimzi bridge's; it has no effect, every produce is answered when written."""
 TIMEOUT_MS_DEFAULT = 10_000
 STORED_FORMATS = {
     EmbeddedFormat.JSON: RecordFormat.JSON,
@@ -78,8 +80,9 @@ class ProduceRoutes:
         self._limits = context.limits
 
     def add_to(self, router: PathRouter) -> None:
-        router.add("POST", "/topics/{topic}", self.to_topic, V2)
-        router.add("POST", "/topics/{topic}/partitions/{partition}", self.to_partition, V2)
+        router.add("POST", "/topics/{topic}", self.to_topic, V2, PARAMETERS)
+        path = "/topics/{topic}/partitions/{partition}"
+        router.add("POST", path, self.to_partition, V2, PARAMETERS)
 
     async def to_topic(self, request: web.Request, topic: str) -> web.StreamResponse:
         """Append each record to the partition it names, else to the one its key selects."""
@@ -216,7 +219,9 @@ def read_records(
         text = f"{error.message}; {_EXPECTED_BODY}"
         raise RestError(422, RestCode.UNPROCESSABLE, text) from None
     except KafkaError as error:
-        raise RestError(400, RestCode.BAD_REQUEST, error.message) from None
+        is_json = error.message.lower().startswith("expected ")
+        text = f"{error.message}; {_EXPECTED_BODY}" if is_json else error.message
+        raise RestError(400, RestCode.BAD_REQUEST, text) from None
     most = limits.max_records_per_request
     if len(records) > most:
         raise _too_many(f"{len(records)} records", "max_records_per_request", most)

@@ -109,7 +109,7 @@ class BrokerRoutes(V3Routes):
 
     def add_to(self, router: PathRouter) -> None:
         brokers = "/brokers"
-        self._add(router, "GET", brokers, self.list_brokers)
+        self._add(router, "GET", brokers, self.list_brokers, parameters=("include",))
         self._add(router, "GET", brokers + "/{broker}", self.describe)
         self._add(router, "DELETE", brokers + "/{broker}", self.unregister)
         self._add(router, "POST", brokers + "/{broker}:drain", self.drain)
@@ -138,7 +138,7 @@ class BrokerRoutes(V3Routes):
         The drain continues in the background; ``GET`` of the broker shows its progress.
         """
         wanted = broker_id(broker)
-        fields = await read_json_object(request, self._body_bytes_max)
+        fields = await read_json_object(request, self._body_bytes_max, '{"scope":"leaders"}')
         check_fields(fields, ("scope",))
         scope = DrainScope(word(fields, "scope", SCOPES, None))
         await self._send_command(DrainBroker(broker_id=wanted, scope=scope))

@@ -53,7 +53,8 @@ class ClusterMetadataRoutes(V3Routes):
     def add_to(self, router: PathRouter) -> None:
         self._add(router, "GET", "/quorum", self.quorum)
         self._add(router, "GET", ":health", self.health)
-        self._add(router, "GET", "/metadata/log", self.log, LOG_REPLIES)
+        of_log = ("offset", "timeout", "max")
+        self._add(router, "GET", "/metadata/log", self.log, LOG_REPLIES, of_log)
         path = "/metadata/image"
         self._add(router, "GET", path, self.image)
         for depth in range(IMAGE_DEPTH_MAX):

@@ -30,7 +30,7 @@ from raft_metadata.records.commands import UpgradeMetadata
 from raft_metadata.records.feature_levels import FIRST_LEVEL, SUPPORTED_FEATURE_LEVEL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from aiohttp import web
 
@@ -62,8 +62,12 @@ class V3Routes:
         path: str,
         handler: V3Handler,
         replies: Mapping[str, str] = V3_REPLIES,
+        parameters: Iterable[str] = (),
     ) -> None:
-        """Serve a path below this cluster; 404 for another cluster id, 406 for another Accept."""
+        """Serve a path below this cluster; 404 for another cluster id, 406 for another Accept.
+
+        ``parameters`` declares the names that a query may have.
+        """
 
         async def handle(
             request: web.Request, cluster: str, *parameters: str
@@ -75,9 +79,19 @@ class V3Routes:
             answer = await handler(request, *parameters)
             return json_reply(answer, JSON) if isinstance(answer, dict) else answer
 
-        router.add(method, "/v3/clusters/{cluster}" + path, handle, JSON)
+        router.add(method, "/v3/clusters/{cluster}" + path, handle, JSON, parameters)
 
 
+_ACCESS_PARAMETERS = (
+    "resource_type",
+    "resource_name",
+    "pattern_type",
+    "principal",
+    "host",
+    "operation",
+    "permission",
+)
+"""Confluent's, so that a search for access rules gets the refusal that names the reason."""
 _UPGRADE = ("metadata_version", "validate_only")
 
 
@@ -91,7 +105,7 @@ class ClusterRoutes(V3Routes):
         self._add(router, "PATCH", "/features", self.upgrade)
         self._add(router, "POST", "/producer-ids", self.producer_id)
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-            self._add(router, method, "/acls", self.no_access_rules)
+            self._add(router, method, "/acls", self.no_access_rules, parameters=_ACCESS_PARAMETERS)
         self._add(router, "POST", "/acls:batch", self.no_access_rules)
 
     async def list_clusters(self, request: web.Request) -> web.Response:
@@ -110,7 +124,7 @@ class ClusterRoutes(V3Routes):
 
     async def upgrade(self, request: web.Request) -> v3.JsonObject:
         """Raise ``metadata.version``, never lower it; null: to the highest level of every node."""
-        fields = await read_json_object(request, self._body_bytes_max)
+        fields = await read_json_object(request, self._body_bytes_max, '{"metadata_version":…}')
         check_fields(fields, _UPGRADE)
         if "metadata_version" not in fields:
             expected = "a level, or null for the highest that every node can follow"
@@ -138,5 +152,5 @@ class ClusterRoutes(V3Routes):
 
     async def producer_id(self, request: web.Request) -> v3.JsonObject:
         """Answer a new producer id each time: a lost answer only wastes an id."""
-        check_fields(await read_optional_json_object(request, self._body_bytes_max), ())
+        check_fields(await read_optional_json_object(request, self._body_bytes_max, "{}"), ())
         return producer_id(self._links, await self._apis.producer_id())

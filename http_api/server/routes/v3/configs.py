@@ -54,6 +54,8 @@ CHANGES_MAX = 1_000
 """Most changes of one request: they are one batch of the metadata log, all or none."""
 OPERATIONS = ("SET", "DELETE")
 _ENTRY = ("name", "value", "operation")
+_CHANGES = '{"data":[{"name":…,"value":…}]}'
+_ALL_CHANGES = '{"data":[{"topic_name":…,"configs":[{"name":…,"value":…}]}]}'
 _EXPECTED = '{"name", "value", "operation"}'
 
 _TOPIC_ROWS = tuple(TOPIC_CONFIGS.values())
@@ -125,7 +127,7 @@ class ConfigRoutes(V3Routes):
         """Set one config; 204."""
         target = await self._target(kind, *path[:-1])
         row = self._row(target, path[-1])
-        fields = await read_json_object(request, self._body_bytes_max)
+        fields = await read_json_object(request, self._body_bytes_max, '{"value":…}')
         check_fields(fields, ("value",))
         value = config_text("value", fields.get("value"))
         if value is None:
@@ -144,7 +146,8 @@ class ConfigRoutes(V3Routes):
         target = None
         if kind is not ResourceType.TOPIC or resource != ALL:
             target = await self._target(kind, resource)
-        fields = await read_json_object(request, self._body_bytes_max)
+        shape = _ALL_CHANGES if target is None else _CHANGES
+        fields = await read_json_object(request, self._body_bytes_max, shape)
         check_fields(fields, ("data", "validate_only"))
         if target is not None:
             changes = self._changes(fields, target)

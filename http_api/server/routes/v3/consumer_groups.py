@@ -45,6 +45,7 @@ MAX_OFFSETS = 10_000
 """Most rows of one PATCH: as many as a topic may have partitions."""
 MAX_BODY_BYTES = 4_194_304
 """Largest body: `MAX_OFFSETS` rows with the longest names. Decoding more would block the loop."""
+_OFFSETS = '{"data":[{"topic_name":…,"partition_id":…,"offset":…}]}'
 _BODY = ("data", "member_id", "member_epoch")
 
 
@@ -156,7 +157,7 @@ class ConsumerGroupRoutes(V3Routes):
         """Commit offsets without an instance; ``offset`` is the next one to read."""
         group_id = _group_id(group)
         limit = min(self._limits.max_body_bytes, MAX_BODY_BYTES)
-        fields = await read_json_object(request, limit)
+        fields = await read_json_object(request, limit, _OFFSETS)
         await self._apis.group(commit_of(group_id, fields))
         return reply(b"", JSON, 204)
 

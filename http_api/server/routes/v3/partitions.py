@@ -70,7 +70,8 @@ class PartitionRoutes(V3Routes):
         partitions = "/topics/{topic}/partitions"
         self._add(router, "GET", partitions, self.list_partitions)
         self._add(router, "GET", partitions + "/{partition}", self.describe)
-        self._add(router, "GET", partitions + "/{partition}/offset", self.offset)
+        path = partitions + "/{partition}/offset"
+        self._add(router, "GET", path, self.offset, parameters=("offset_type",))
         self._add(router, "POST", partitions + "/{partition}:delete-records", self.delete_records)
         self._add(router, "POST", partitions + "/{partition}/leader:elect", self.elect)
         self._add(router, "GET", partitions + "/{partition}/replicas", self.list_replicas)
@@ -127,7 +128,7 @@ class PartitionRoutes(V3Routes):
         self, request: web.Request, topic: str, partition: str
     ) -> v3.JsonObject:
         """Delete the records below an offset; -1: all records below the high watermark."""
-        fields = await read_json_object(request, self._body_bytes_max)
+        fields = await read_json_object(request, self._body_bytes_max, '{"before_offset":…}')
         check_fields(fields, ("before_offset",))
         before = fields.get("before_offset")
         if not isinstance(before, int) or isinstance(before, bool) or before < -1:
@@ -138,7 +139,9 @@ class PartitionRoutes(V3Routes):
 
     async def elect(self, request: web.Request, topic: str, partition: str) -> v3.JsonObject:
         """Elect leaders. One partition: answer it, or an error. Several: a row each, always 200."""
-        fields = await read_optional_json_object(request, self._body_bytes_max)
+        fields = await read_optional_json_object(
+            request, self._body_bytes_max, '{"election":"preferred"}'
+        )
         check_fields(fields, ("election",))
         election = Election(word(fields, "election", ELECTIONS, Election.PREFERRED.value))
         if partition != ALL:
@@ -284,7 +287,8 @@ class ReassignmentRoutes(V3Routes):
     async def _changes(
         self, request: web.Request, topic: str, partition: str
     ) -> tuple[list[Reassignment], bool]:
-        fields = await read_json_object(request, self._body_bytes_max)
+        shape = '{"replicas":[1,2,3]}' if partition != ALL else f'{{"data":[{_EXPECTED}]}}'
+        fields = await read_json_object(request, self._body_bytes_max, shape)
         if partition != ALL:
             name = _named_topic(topic)
             check_fields(fields, ("replicas", "validate_only"))

@@ -44,6 +44,7 @@ _FIELDS = (
     "configs",
     "validate_only",
 )
+_NEW_TOPIC = '{"topic_name":…,"partitions_count":…}'
 _GROWTH = ("partitions_count", "replicas_assignments", "validate_only")
 
 
@@ -52,9 +53,11 @@ class TopicRoutes(V3Routes):
 
     def add_to(self, router: PathRouter) -> None:
         topics = "/topics"
-        self._add(router, "GET", topics, self.list_topics)
+        # Confluent's two spellings have no effect: without access rules all operations are allowed.
+        of_list, of_one = ("includeAuthorizedOperations",), ("include_authorized_operations",)
+        self._add(router, "GET", topics, self.list_topics, parameters=of_list)
         self._add(router, "POST", topics, self.create)
-        self._add(router, "GET", topics + "/{topic}", self.describe)
+        self._add(router, "GET", topics + "/{topic}", self.describe, parameters=of_one)
         self._add(router, "PATCH", topics + "/{topic}", self.grow)
         self._add(router, "DELETE", topics + "/{topic}", self.delete)
 
@@ -76,7 +79,8 @@ class TopicRoutes(V3Routes):
 
     async def create(self, request: web.Request) -> v3.JsonObject | web.Response:
         """Create a topic; 201 once its partitions have ready leaders, 200 for ``validate_only``."""
-        command = create_topic(await read_json_object(request, self._limits.max_body_bytes))
+        limit = self._limits.max_body_bytes
+        command = create_topic(await read_json_object(request, limit, _NEW_TOPIC))
         created = await self._apis.create_topic(command)
         body = v3.topic(
             self._links,
@@ -92,7 +96,7 @@ class TopicRoutes(V3Routes):
     async def grow(self, request: web.Request, topic: str) -> v3.JsonObject:
         """Add partitions; 200 once each of them has a ready leader."""
         name = topic_name(topic)
-        fields = await read_json_object(request, self._body_bytes_max)
+        fields = await read_json_object(request, self._body_bytes_max, '{"partitions_count":…}')
         check_fields(fields, _GROWTH)
         command = AddPartitions(
             topic=name,

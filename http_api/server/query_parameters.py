@@ -1,0 +1,104 @@
+"""Query parameters: the check of their names by the route's declaration, the start of a read. Pure.
+
+`app.py` calls `check_parameters` for every request with a query that the routes handle, before the
+handler parses values. A parameter without a meaning here is more likely mistyped than superfluous:
+``?ack=0`` answered as if it had an effect would be a wrong answer. The fast lane leaves a query
+with any other name than its own to the routes, so both refuse with the same text.
+
+`read_start` parses where a read begins, in the grammar that the command line uses, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from http_api.contract.errors import RestCode, RestError, excerpt
+from http_api.contract.grammar import (
+    POSITION_EXPECTED,
+    FromTime,
+    GrammarError,
+    Position,
+    nearest,
+    parse_position,
+)
+from http_api.server.request_parsing import OFFSET_MAX, bad_parameter, query_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+IGNORED_PARAMETERS_HEADER: Final = "Quorumlog-Ignored-Parameters"
+IGNORED_PREFIX: Final = "_"
+"""First character of names without a meaning: clients add such parameters to pass by caches."""
+IGNORED_NAMED_MAX: Final = 32
+"""Most ignored names in the header, to limit its size."""
+IGNORED_CHARS_MAX: Final = 100
+"""Longest part of an ignored name in the header."""
+
+
+def check_parameters(given: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+    """Return the names that are ignored, in order, each once.
+
+    ``given`` holds the decoded name of each parameter of the query, ``known`` those of the route.
+
+    Raises:
+        RestError: 400/40002 for a name that is not declared, or that is given twice.
+    """
+    found: set[str] = set()
+    ignored: dict[str, None] = {}
+    for name in given:
+        if name in known:
+            if name in found:
+                text = f"Parameter '{name}' is given twice: expected once"
+                raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
+            found.add(name)
+        elif name.startswith(IGNORED_PREFIX):
+            ignored[name] = None
+        else:
+            raise _unknown(name, known)
+    return tuple(ignored)
+
+
+def _unknown(name: str, known: Collection[str]) -> RestError:
+    """Return the refusal of a name that is not in ``known``, with the nearest one."""
+    text = f"Parameter '{excerpt(name)}' is not known here"
+    if not known:
+        return RestError(400, RestCode.KAFKA_BAD_REQUEST, f"{text}: this path takes none")
+    meant = nearest(name.lower(), known)
+    hint = f": did you mean '{meant}'?" if meant is not None else "."
+    text += f"{hint} Known: {', '.join(sorted(known))}"
+    return RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
+
+
+def ignored_header(ignored: Collection[str]) -> str:
+    """Return the value of `IGNORED_PARAMETERS_HEADER`: names as in a URL, which no name can end."""
+    shown = [
+        quote(name[:IGNORED_CHARS_MAX], safe="", errors="replace")
+        for name in list(ignored)[:IGNORED_NAMED_MAX]
+    ]
+    if len(ignored) > IGNORED_NAMED_MAX:
+        shown.append(f"and {len(ignored) - IGNORED_NAMED_MAX} more")
+    return ", ".join(shown)
+
+
+def read_start(query: Mapping[str, str]) -> Position:
+    """Return the position that ``offset`` names, or the time in ``timestamp``.
+
+    Raises:
+        RestError: 400/40002 unless exactly one of them is given, in the grammar of positions.
+    """
+    offset = query.get("offset")
+    if "timestamp" in query:
+        if offset is not None:
+            text = "Parameters 'offset' and 'timestamp' are both given: expected one of them"
+            raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
+        return FromTime(query_integer(query, "timestamp", None, 0, OFFSET_MAX))
+    if offset is None:
+        raise bad_parameter("offset", None, POSITION_EXPECTED)
+    try:
+        return parse_position(offset)
+    except GrammarError as error:
+        # In a query a bare + stands for a space, which no position has.
+        hint = "; in a URL, write the + of a zone as %2B" if " " in offset else ""
+        text = f"Parameter 'offset' is {error}{hint}"
+        raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text) from None

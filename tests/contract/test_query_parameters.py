@@ -1,0 +1,103 @@
+"""Query parameters over HTTP: each route's own are taken, all others are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.http_door import V3, Door
+
+RECORDS = "/topics/flights/partitions/0/records"
+INSTANCE = "/consumers/g/instances/i"
+JSON_V2 = "application/vnd.kafka.json.v2+json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "known"),
+    [
+        ("GET", RECORDS, "frames, include, max_bytes, offset, rack, timeout, timestamp"),
+        ("HEAD", RECORDS, None),
+        ("POST", "/topics/flights", "acks, async, timeout"),
+        ("POST", "/topics/flights/partitions/0", "acks, async, timeout"),
+        ("GET", f"{INSTANCE}/records", "max_bytes, timeout"),
+        ("POST", f"{INSTANCE}/offsets", "async"),
+        ("GET", f"{V3}/topics/flights", "include_authorized_operations"),
+        ("GET", f"{V3}/topics/flights/partitions/0/offset", "offset_type"),
+        ("GET", f"{V3}/brokers", "include"),
+        ("GET", f"{V3}/metadata/log", "max, offset, timeout"),
+    ],
+)
+async def test_an_undeclared_parameter_is_refused_and_nothing_is_done(
+    door: Door, method: str, path: str, known: str | None
+) -> None:
+    answer = await door.call(method, f"{path}?limit=10")
+    assert answer.status == 400
+    if known is not None:
+        text = f"Parameter 'limit' is not known here. Known: {known}"
+        assert answer.json == {"error_code": 40002, "message": text}
+    assert door.apis.requests == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/topics", "/topics/flights", "/brokers", "/healthz", f"{V3}/topics/flights/configs"],
+)
+async def test_a_path_without_parameters_reports_so(door: Door, path: str) -> None:
+    answer = await door.get(f"{path}?x=1")
+    text = "Parameter 'x' is not known here: this path takes none"
+    assert (answer.status, answer.json["message"]) == (400, text)
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("offset=0&timeot=0", "did you mean 'timeout'?"),
+        ("offset=0&offset=1", "Parameter 'offset' is given twice: expected once"),
+        ("offset=0&%6Fffset=1", "Parameter 'offset' is given twice: expected once"),
+        ("offset=0&=1", "Parameter '' is not known here"),
+        ("offset=0&%ff=1", "is not known here"),
+    ],
+)
+async def test_a_misspelled_or_repeated_parameter_of_a_read(
+    door: Door, query: str, says: str
+) -> None:
+    answer = await door.get(f"{RECORDS}?{query}")
+    assert (answer.status, answer.json["error_code"]) == (400, 40002)
+    assert says in answer.json["message"]
+
+
+async def test_names_with_an_underscore_are_ignored_and_named_in_a_header(door: Door) -> None:
+    answer = await door.get(f"{RECORDS}?_=17&offset=0&_%0d%0aX:1=&timeout=0&_=18")
+    assert (answer.status, answer.json) == (200, [])
+    assert answer.headers["quorumlog-ignored-parameters"] == "_, _%0D%0AX%3A1"
+    record = {"records": [{"value": 1}]}
+    answer = await door.post("/topics/flights?_=1", record, JSON_V2)
+    assert answer.status == 200
+    assert answer.headers["quorumlog-ignored-parameters"] == "_"
+
+
+async def test_a_refusal_names_what_was_ignored_too(door: Door) -> None:
+    answer = await door.get(f"{RECORDS}?_=17&offset=x")
+    assert (answer.status, answer.headers["quorumlog-ignored-parameters"]) == (400, "_")
+    answer = await door.get("/topics")
+    assert "quorumlog-ignored-parameters" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/topics/flights?async=true", 200),
+        ("POST", "/topics/flights/partitions/0?async=false&acks=1", 200),
+        ("GET", f"{V3}/topics?includeAuthorizedOperations=true", 200),
+        ("GET", f"{V3}/topics/flights?include_authorized_operations=true", 200),
+        ("GET", f"{V3}/topics/flights/partitions/0/offset?offset_type=latest", 200),
+        ("GET", f"{V3}/acls?resource_type=TOPIC&operation=READ&permission=ALLOW", 400),
+        ("DELETE", f"{V3}/acls?principal=User:a&host=*&pattern_type=LITERAL&resource_name=x", 400),
+    ],
+)
+async def test_parameters_of_confluent_and_strimzi_stay_known(
+    door: Door, method: str, path: str, status: int
+) -> None:
+    body = '{"records":[{"value":1}]}' if method == "POST" else None
+    answer = await door.call(method, path, body, {"Content-Type": JSON_V2} if body else None)
+    assert answer.status == status
+    assert b"not known here" not in answer.body
