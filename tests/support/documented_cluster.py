@@ -126,20 +126,23 @@ class DocumentedCluster:
 
 
 @contextmanager
-def documented_cluster(directory: Path) -> Iterator[DocumentedCluster]:
-    """Start the cluster of the pages in an empty directory, on free ports."""
-    with quorumlog_up(BIN / "quorumlog", directory):
+def documented_cluster(directory: Path, *options: str) -> Iterator[DocumentedCluster]:
+    """Start the cluster of the pages in an empty directory, on free ports.
+
+    ``options`` are more options of `quorumlog up`.
+    """
+    with quorumlog_up(BIN / "quorumlog", directory, *options):
         nodes = json.loads((directory / "quorumlog-data" / "cluster.json").read_text())
         urls = [node["url"] for node in (*nodes["brokers"], *nodes["controllers"])]
         yield DocumentedCluster(directory, dict(zip(DOCUMENTED_PORTS, urls, strict=True)))
 
 
 @contextmanager
-def quorumlog_up(command: Path, directory: Path) -> Iterator[list[str]]:
+def quorumlog_up(command: Path, directory: Path, *options: str) -> Iterator[list[str]]:
     """Run `quorumlog up` as installed, in that directory, on free ports; the brokers' URLs."""
     with (directory / "up.log").open("w") as log:
         up = subprocess.Popen(
-            [command, "up", "--port", "0"],
+            [command, "up", "--port", "0", *options],
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=log,
