@@ -14,31 +14,26 @@ from random import SystemRandom
 import click
 import orjson
 
-DEFAULT_DURATION_S = 6.0
-MIN_DURATION_S = 3.0
-MAX_DURATION_S = 600.0
+from http_api.cli.options import DURATION_MS, examples, format_option
+from http_api.contract.grammar import nearest
+
+DEFAULT_DURATION_MS = 6_000
+MIN_DURATION_MS = 3_000
+MAX_DURATION_MS = 600_000
 HOME = Path(".chaos-data")
 USAGE = 2
-
-format_option = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="How to print the result.",
-)
 
 
 @click.group()
 def chaos() -> None:
-    """Break the network between real processes, and check that nothing was lost."""
+    """Break networks and disks, then check every record."""
 
 
+@examples("quorumlog chaos list")
 @chaos.command("list")
 @format_option
 def list_scenarios(form: str) -> None:
-    """Show the scenarios."""
+    """List the scenarios."""
     from chaos.scenarios import SCENARIOS
 
     if form == "json":
@@ -50,33 +45,41 @@ def list_scenarios(form: str) -> None:
         click.echo(f"{one.name:{width}}  {one.summary}")
 
 
+@examples("quorumlog chaos run leader-cut --seed 7 --duration 3s")
 @chaos.command()
 @click.argument("scenario")
-@click.option("--seed", type=int, help="Chooses what is hit.  [default: drawn, and printed]")
+@click.option(
+    "--seed", type=int, help="Choose the targets by this number.  [default: drawn, and printed]"
+)
 @click.option(
     "--duration",
-    type=click.FloatRange(MIN_DURATION_S, MAX_DURATION_S),
-    default=DEFAULT_DURATION_S,
-    show_default=True,
-    help="Seconds each fault lasts.",
+    "duration_ms",
+    type=DURATION_MS,
+    default=DEFAULT_DURATION_MS,
+    show_default="6s",
+    help="Let each fault last this long, 3s to 10m.",
 )
 @click.option("--keep", is_flag=True, help="Keep the directory of a green run, too.")
 @format_option
-def run(scenario: str, seed: int | None, duration: float, keep: bool, form: str) -> int:  # noqa: FBT001 a flag of the command line
-    """Run one scenario on a cluster of its own. Exit 0: every check held. 1: one did not.
+def run(scenario: str, seed: int | None, duration_ms: int, keep: bool, form: str) -> int:  # noqa: FBT001 a flag of the command line
+    """Run one scenario on a cluster of its own.
 
-    A run that is not green keeps its directory (history.ndjson, report.json, the nodes' logs) below
-    .chaos-data and names it.
+    Exit 0: every check held. Exit 1: one did not. A run that is not green keeps its directory
+    (history.ndjson, report.json, the nodes' logs) below .chaos-data and names it.
     """
     from chaos.scenarios import SCENARIOS
 
     if scenario not in SCENARIOS:
-        known = ", ".join(SCENARIOS)
-        msg = f"no scenario {scenario!r}; there are: {known}"
+        near = nearest(scenario, SCENARIOS)
+        hint = "" if near is None else f"; did you mean {near!r}?"
+        msg = f"no scenario {scenario!r}{hint} There are: {', '.join(SCENARIOS)}"
+        raise click.UsageError(msg)
+    if not MIN_DURATION_MS <= duration_ms <= MAX_DURATION_MS:
+        msg = f"--duration {duration_ms / 1000:g}s: expected 3s to 10m, as in --duration 6s"
         raise click.UsageError(msg)
     if seed is None:
         seed = SystemRandom().randrange(1 << 32)
-    return _run(scenario, seed, duration, keep=keep, form=form)
+    return _run(scenario, seed, duration_ms / 1000, keep=keep, form=form)
 
 
 def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> int:
@@ -119,7 +122,7 @@ def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> i
         "seconds": round(time.monotonic() - began, 1),
         "verdicts": played.verdicts,
         "directory": str(directory) if kept else None,
-        "again": f"quorumlog chaos run {name} --seed {seed} --duration {duration_s:g}",
+        "again": f"quorumlog chaos run {name} --seed {seed} --duration {duration_s:g}s",
     }
     text = orjson.dumps(report, option=orjson.OPT_INDENT_2)
     if kept:

@@ -18,7 +18,11 @@ from typing import Any
 import click
 
 from http_api.cli.options import (
+    DURATION_MS,
+    SIZE_BYTES,
+    TOPIC,
     client_of,
+    examples,
     format_option,
     print_client_errors,
     print_json,
@@ -40,36 +44,44 @@ from http_api.node.node_start import run_loop
 DURATION_S = 10.0
 FILL_RECORDS = 500_000
 FILL_BATCH = 500
+VALUE_BYTES_MIN = 3
+ANSWER_BYTES_MIN = 1_000
 PERCENTILES = ((0.5, "p50_ms"), (0.95, "p95_ms"), (0.99, "p99_ms"), (0.999, "p99_9_ms"))
 
 topic_option = click.option(
-    "-t", "--topic", help="Use this topic and keep it. Without one: a new one, removed at the end."
+    "-t",
+    "--topic",
+    type=TOPIC,
+    help="Use this topic and keep it.  [default: a new one, removed at the end]",
 )
 partitions_option = click.option(
-    "-p",
     "--partitions",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Of the new topic.",
+    help="Give the new topic so many partitions.",
 )
 size_option = click.option(
-    "-s", "--size", type=click.IntRange(3), default=100, show_default=True, help="Bytes of a value."
+    "-s",
+    "--size",
+    type=SIZE_BYTES,
+    default=100,
+    show_default=True,
+    help="Write values of this size, 3 bytes at least: 100, 1KiB.",
 )
 connections_option = click.option(
-    "-c",
     "--connections",
     type=click.IntRange(1, 1_000),
     default=8,
     show_default=True,
-    help="Each has one request under way, and belongs to one partition.",
+    help="Use so many connections, each with one request under way, to one partition.",
 )
 duration_option = click.option(
     "-d",
     "--duration",
-    "duration_s",
-    type=click.FloatRange(min=0, min_open=True),
-    help=f"Seconds to go on. Without it and without --records: {DURATION_S:g}.",
+    "duration_ms",
+    type=DURATION_MS,
+    help=f"Stop after this long: 10s, 1m.  [default: {DURATION_S:g}s, without --records]",
 )
 records_option = click.option(
     "-n", "--records", type=click.IntRange(1), help="Stop after so many records."
@@ -110,12 +122,16 @@ class BenchTopic:
 def bench() -> None:
     """Measure how fast a cluster writes and reads, as a client sees it.
 
-    Values are random text. What is printed each second goes to standard error, the summary to
-    standard output. The figures include this client, which on a small machine takes a good part
-    of the processor; `make bench` tells what the servers alone cost.
+    Values are random text. A line a second goes to standard error, the summary to standard output.
+    The figures include this client, which on a small machine takes much of the processor; `make
+    bench` measures the servers alone.
     """
 
 
+@examples(
+    "quorumlog bench produce -n 10000",
+    "quorumlog bench produce -t weblog -d 2s --size 1KiB --connections 4",
+)
 @bench.command()
 @topic_option
 @partitions_option
@@ -123,13 +139,16 @@ def bench() -> None:
 @size_option
 @click.option(
     "-b", "--batch", type=click.IntRange(1), default=100, show_default=True,
-    help="Records of a request.",
+    help="Send so many records with each request.",
 )  # fmt: skip
 @connections_option
-@click.option("--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
+@click.option(
+    "--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True,
+    help="Wait for all in-sync replicas, for the leader, or for nothing.",
+)  # fmt: skip
 @click.option(
     "--throughput", type=click.FloatRange(min=0), default=0.0,
-    help="At most so many records a second.  [default: as many as it takes]",
+    help="Send at most so many records a second.  [default: no limit]",
 )  # fmt: skip
 @duration_option
 @url_option
@@ -144,31 +163,36 @@ def produce(  # noqa: PLR0913, PLR0917 one argument an option
     connections: int,
     acks: str,
     throughput: float,
-    duration_s: float | None,
+    duration_ms: int | None,
     url: str,
     form: str,
 ) -> int:
-    """Write records, straight to the leaders, each connection one request after the other."""
+    """Measure writes, sent to the leaders.
+
+    Each connection sends one request after the other.
+    """
+    _at_least("--size", size, VALUE_BYTES_MIN)
     with client_of(url) as client, _bench_topic(client, topic, partitions) as found:
         budget = RecordBudget(records)
         works = _writes(found, connections, batch, size, acks, budget)
-        seconds = _duration(duration_s, records)
+        seconds = _duration_s(duration_ms, records)
         run = _run(found, works, seconds, throughput, form)
     arguments = {"batch": batch, "size": size, "acks": acks}
     return _print("produce", found, run, connections, arguments, form)
 
 
+@examples("quorumlog bench fetch -n 20000")
 @bench.command()
 @topic_option
 @partitions_option
 @click.option(
     "-n", "--records", type=click.IntRange(1), default=FILL_RECORDS, show_default=True,
-    help="Written to a new topic before it is read.",
+    help="Write so many records to the new topic before it is read.",
 )  # fmt: skip
 @size_option
 @click.option(
-    "--max-bytes", type=click.IntRange(1_000), default=1 << 20, show_default=True,
-    help="Of one answer.",
+    "--max-bytes", type=SIZE_BYTES, default=1 << 20, show_default="1MiB",
+    help="Ask for answers of at most this size, 1KB at least.",
 )  # fmt: skip
 @connections_option
 @duration_option
@@ -182,14 +206,16 @@ def fetch(  # noqa: PLR0913, PLR0917 one argument an option
     size: int,
     max_bytes: int,
     connections: int,
-    duration_s: float | None,
+    duration_ms: int | None,
     url: str,
     form: str,
 ) -> int:
-    """Read partitions from their start on, each connection for itself, as stored lines.
+    """Measure reads of stored lines, from the start of each partition.
 
-    Each reads its partition to the end once; with --duration again and again until time is up.
+    Each connection reads its partition to the end once; with --duration again and again.
     """
+    _at_least("--max-bytes", max_bytes, ANSWER_BYTES_MIN)
+    _at_least("--size", size, VALUE_BYTES_MIN)
     with client_of(url) as client, _bench_topic(client, topic, partitions) as found:
         if topic is None:
             budget = RecordBudget(records)
@@ -198,19 +224,25 @@ def fetch(  # noqa: PLR0913, PLR0917 one argument an option
             if filled.errors:
                 msg = f"the topic could not be filled: {filled.reasons[0]}"
                 raise click.ClickException(msg)
-        again = duration_s is not None
+        again = duration_ms is not None
         works = [
             ReadPartition(found.topic, number % found.partitions, max_bytes, again=again)
             for number in range(connections)
         ]
-        run = _run(found, works, duration_s or 0.0, 0.0, form)
+        run = _run(found, works, (duration_ms or 0) / 1000, 0.0, form)
     return _print("fetch", found, run, connections, {"max_bytes": max_bytes}, form)
 
 
-def _duration(duration_s: float | None, records: int | None) -> float:
-    if duration_s is None:
+def _duration_s(duration_ms: int | None, records: int | None) -> float:
+    if duration_ms is None:
         return DURATION_S if records is None else 0.0
-    return duration_s
+    return duration_ms / 1000
+
+
+def _at_least(option: str, size: int, least: int) -> None:
+    if size < least:
+        msg = f"{option} {size}: expected at least {least} bytes, as in {option} {least}"
+        raise click.UsageError(msg)
 
 
 @contextmanager

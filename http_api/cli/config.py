@@ -10,10 +10,12 @@ from dataclasses import asdict
 
 import click
 
-from http_api.cli.options import dry_run_option, parse_pairs
+from http_api.cli.options import dry_run_option, examples, parse_configs
 from http_api.cli.session import Columns, CommandSession, Row, cluster_command
 from http_api.client import admin
 from http_api.client.admin import ConfigInfo, ConfigPlace
+from http_api.client.calls import ApiError
+from http_api.contract.grammar import GrammarError, parse_broker
 
 PLACE = "{topic TOPIC | broker BROKER | cluster}"
 PLACE_OR_ALL = "{topic TOPIC | broker BROKER | brokers | cluster}"
@@ -27,12 +29,17 @@ def config() -> None:
     """
 
 
+@examples(
+    "quorumlog config list topic orders",
+    "quorumlog config list cluster --changed",
+    "quorumlog config list brokers --format json",
+)
 @config.command("list")
 @click.argument("words", metavar=PLACE_OR_ALL, nargs=-1, required=True)
-@click.option("--changed", is_flag=True, help="Only what is not the default.")
+@click.option("--changed", is_flag=True, help="Show only values that are not the default.")
 @cluster_command
 def list_configs(session: CommandSession, words: tuple[str, ...], changed: bool) -> None:  # noqa: FBT001 a flag
-    """List what is in force, and who said so."""
+    """List the values in force, and where each is set."""
     place, rest = _parse_place(words, writing=False)
     _refuse_words(rest)
     found = session.call(admin.configs, place)
@@ -42,44 +49,69 @@ def list_configs(session: CommandSession, words: tuple[str, ...], changed: bool)
     )
 
 
+@examples(
+    "quorumlog config describe topic orders retention.ms",
+    "quorumlog config describe cluster",
+)
 @config.command()
-@click.argument("words", metavar=f"{PLACE} NAME...", nargs=-1, required=True)
+@click.argument("words", metavar=f"{PLACE} [NAME...]", nargs=-1, required=True)
 @cluster_command
 def describe(session: CommandSession, words: tuple[str, ...]) -> int:
-    """Show configs with all that was said, what they mean, and what they may be."""
+    """Show configs with their meaning, their range and every place that sets them."""
     place, names = _parse_place(words, writing=True)
-    _require_words(names, "NAME")
+    if not names:
+        found = [_row(one) for one in session.call(admin.configs, place)]
+        session.show(found, "\n".join(map(_description_lines, found)))
+        return 0
     return session.for_each(
         names, lambda name: _row(session.call(admin.config, place, name)), _description_lines
     )
 
 
+@examples(
+    "quorumlog config set topic weblog retention.ms=1h segment.bytes=64MiB",
+    "quorumlog config set broker broker-1 segment.ms=1d --dry-run",
+)
 @config.command("set")
 @click.argument("words", metavar=f"{PLACE} NAME=VALUE...", nargs=-1, required=True)
 @dry_run_option
 @cluster_command
 def set_configs(session: CommandSession, words: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 a flag
-    """Set configs: all of them, or none where one is refused."""
+    """Set configs: all of them, or none if one is refused.
+
+    A value in milliseconds or bytes takes a unit: 1h, 7d, 64MiB.
+    """
     place, texts = _parse_place(words, writing=True)
-    _require_words(texts, "NAME=VALUE")
-    _alter(session, place, dict(parse_pairs(texts, "set")), dry_run=dry_run)
+    _require_words(texts, "NAME=VALUE", "retention.ms=1h")
+    _alter(session, place, dict(parse_configs(texts, "set")), dry_run=dry_run)
 
 
+@examples("quorumlog config reset topic weblog retention.ms")
 @config.command()
 @click.argument("words", metavar=f"{PLACE} NAME...", nargs=-1, required=True)
 @dry_run_option
 @cluster_command
 def reset(session: CommandSession, words: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 a flag
-    """Reset configs to what the cluster, the node's file or the default says."""
+    """Reset configs to the value of the cluster, of the node's file, or the default."""
     place, names = _parse_place(words, writing=True)
-    _require_words(names, "NAME")
+    _require_words(names, "NAME", "retention.ms")
     _alter(session, place, dict.fromkeys(names), dry_run=dry_run)
+
+
+UNITS = {"in milliseconds": "1h, 7d", "in bytes": "64KiB, 1GB"}
+"""End of the text with which the cluster refuses a number → units that this command takes."""
 
 
 def _alter(
     session: CommandSession, place: ConfigPlace, changes: dict[str, str | None], *, dry_run: bool
 ) -> None:
-    session.call(admin.alter_configs, place, changes, validate_only=dry_run)
+    try:
+        session.call(admin.alter_configs, place, changes, validate_only=dry_run)
+    except ApiError as error:
+        for end, units in UNITS.items():
+            if str(error).endswith(end):
+                error.args = (f"{error}, or with a unit: {units}",)
+        raise
     could = "could be " if dry_run else ""
     session.show(
         [{"name": name, "value": value, "dry_run": dry_run} for name, value in changes.items()],
@@ -100,17 +132,22 @@ def _parse_place(words: tuple[str, ...], *, writing: bool) -> tuple[ConfigPlace,
     if kind == "topic" and rest:
         return admin.of_topic(rest[0]), rest[1:]
     if kind == "broker" and rest:
-        if not (rest[0].isascii() and rest[0].isdecimal()):
-            msg = f"broker {rest[0]!r}: expected a broker id"
-            raise click.UsageError(msg)
-        return admin.of_broker(int(rest[0])), rest[1:]
+        try:
+            return admin.of_broker(parse_broker(rest[0])), rest[1:]
+        except GrammarError as error:
+            msg = f"broker {error}"
+            raise click.UsageError(msg) from error
     msg = f"{' '.join(words[:2])!r}: expected {PLACE if writing else PLACE_OR_ALL}"
+    if kind not in {"topic", "broker"}:
+        context = click.get_current_context()
+        meant = f"config {context.info_name} topic {' '.join(words)}"
+        msg += f"; did you mean `{meant}`?"
     raise click.UsageError(msg)
 
 
-def _require_words(words: tuple[str, ...], what: str) -> None:
+def _require_words(words: tuple[str, ...], what: str, example: str) -> None:
     if not words:
-        msg = f"expected {what}, one or several"
+        msg = f"expected {what}, one or several, as in {example}"
         raise click.UsageError(msg)
 
 

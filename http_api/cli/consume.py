@@ -1,7 +1,8 @@
 """``quorumlog consume``: print the records of a topic on standard output.
 
 Reads each partition from its start offset to its present end, one after the other; with --follow
-and several partitions, a thread per partition feeds one queue.
+and several partitions, a thread per partition feeds one queue. `--last` reads the end of every
+partition and merges them by time.
 """
 
 from __future__ import annotations
@@ -18,18 +19,36 @@ import msgspec
 import orjson
 
 from http_api.cli.options import (
+    POSITION,
+    SELECTION,
     client_of,
+    examples,
     format_option,
     learn_brokers,
     print_client_errors,
+    resolve_position,
     url_option,
 )
 from http_api.client import admin
 from http_api.client.calls import ApiError, ClientError
-from http_api.client.consumer import FetchPage, PartitionEnds, Record, ends, fetch
+from http_api.client.consumer import (
+    FetchPage,
+    Record,
+    ends,
+    fetch,
+)
 from http_api.client.transport import Client
 from http_api.contract.errors import RestCode
+from http_api.contract.grammar import (
+    AtOffset,
+    Earliest,
+    LastRecords,
+    Position,
+    TopicPartitions,
+)
 
+LAST_MAX = 100_000
+"""Most records of --last: all of them are sorted in memory."""
 FOLLOW_WAIT_MS = 5_000
 PAGES_AHEAD = 16
 """Largest number of pages read and not yet printed while several partitions are followed."""
@@ -39,10 +58,15 @@ PAGES_AHEAD = 16
 class ConsumeArguments:
     """Arguments of the command that say what to read."""
 
-    topic: str
-    offset: str
+    wanted: TopicPartitions
+    position: Position
     follow: bool
     binary: bool
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic."""
+        return self.wanted.topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +78,42 @@ class PartitionRange:
     end: int
 
 
+@examples(
+    "quorumlog consume orders",
+    "quorumlog consume orders:0 -o 2 -n 3",
+    "quorumlog consume orders --last 10 -k :",
+    "quorumlog consume orders -o @0 --format json",
+)
 @click.command()
-@click.argument("topic")
-@click.option("-p", "--partition", type=int, help="This partition only.")
+@click.argument("wanted", metavar="TOPIC[:PARTITION,…]", type=SELECTION)
 @click.option(
     "-o",
     "--offset",
-    default="beginning",
-    show_default=True,
-    help="beginning, end, -N for the last N of each partition, or an offset.",
+    "position",
+    type=POSITION,
+    help="Begin at earliest, latest, an offset, -N (the last N of each partition), @MILLISECONDS "
+    "or a time like 2026-01-31T12:00:00Z.  [default: earliest]",
+)
+@click.option(
+    "--last",
+    type=click.IntRange(1, LAST_MAX),
+    help="Print the last N records of all partitions together, by time.",
 )
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after this many records.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes; else stop at the end.")
-@click.option("-k", "--key-separator", "separator", metavar="SEP", help="Print key SEP value.")
-@click.option("--binary", is_flag=True, help="Bytes written as binary: printed as they are.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Wait for new records, instead of stopping at the end."
+)
+@click.option(
+    "-k", "--key-separator", "separator", metavar="SEP", help="Print the key and SEP first."
+)
+@click.option("--binary", is_flag=True, help="Print values that were written as binary as bytes.")
 @url_option
 @format_option
 @print_client_errors
 def consume(  # noqa: PLR0913, PLR0917 the options of the command
-    topic: str,
-    partition: int | None,
-    offset: str,
+    wanted: TopicPartitions,
+    position: Position | None,
+    last: int | None,
     count: int | None,
     follow: bool,  # noqa: FBT001 a flag of the command line
     separator: str | None,
@@ -84,20 +123,32 @@ def consume(  # noqa: PLR0913, PLR0917 the options of the command
 ) -> None:
     """Print the records of TOPIC, one a line: text as text, other values as JSON.
 
-    Stops at what was the end when it began, unless -f or -n says otherwise. --format json prints
-    an object per record, with topic, partition, offset, timestamp, key and value (base64 with
-    --binary).
+    Partitions are printed one after the other, each in the order of its offsets; --last prints all
+    of them by time. The command stops at the present end, unless -f or -n changes that. --format
+    json prints an object per record, with topic, partition, offset, timestamp, key, value (base64
+    with --binary) and headers.
     """
-    _check_offset(offset)
-    wanted = ConsumeArguments(topic=topic, offset=offset, follow=follow, binary=binary)
+    if last is not None and (position is not None or count is not None):
+        msg = "--last 10 names the records: expected no -o and no -n beside it"
+        raise click.UsageError(msg)
+    arguments = ConsumeArguments(
+        wanted=wanted, position=position or Earliest(), follow=follow, binary=binary
+    )
     with client_of(url) as client:
-        ranges = _ranges(client, wanted, partition)
-        if follow and len(ranges) > 1:
-            pages = _follow_all(client, wanted, ranges)
+        learn_brokers(client)
+        if last is not None:
+            ranges = [
+                _range(client, replace(arguments, position=LastRecords(last)), each, alone=False)
+                for each in _partitions(client, wanted)
+            ]
+            _print(_last(client, arguments, ranges, last), separator, form, binary=binary)
+            if not follow:
+                return
+            ranges = [replace(one, start=one.end) for one in ranges]
         else:
-            pages = (page for each in ranges for page in _read(client, wanted, each))
+            ranges = _ranges(client, arguments)
         left = count
-        for page in pages:
+        for page in _pages(client, arguments, ranges):
             records = page.records if left is None else page.records[:left]
             _print(records, separator, form, binary=binary)
             if left is not None:
@@ -106,57 +157,70 @@ def consume(  # noqa: PLR0913, PLR0917 the options of the command
                     return
 
 
-def _check_offset(text: str) -> None:
-    if text in {"beginning", "end"}:
-        return
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()):
-        msg = f"-o {text!r}: expected beginning, end, -N or an offset"
-        raise click.UsageError(msg)
+def _pages(
+    client: Client, arguments: ConsumeArguments, ranges: list[PartitionRange]
+) -> Iterator[FetchPage]:
+    if arguments.follow and len(ranges) > 1:
+        return _follow_all(client, arguments, ranges)
+    return (page for each in ranges for page in _read(client, arguments, each))
 
 
-def _ranges(
-    client: Client, wanted: ConsumeArguments, partition: int | None
-) -> list[PartitionRange]:
-    learn_brokers(client)
-    if partition is not None:
-        return [_range(client, wanted, partition, alone=True)]
-    partitions = client.run(admin.partition_ids(wanted.topic))
+def _last(
+    client: Client, arguments: ConsumeArguments, ranges: list[PartitionRange], count: int
+) -> list[Record]:
+    """Return the newest records of all ranges, in the order of their times."""
+    still = replace(arguments, follow=False)
+    found = [
+        record for each in ranges for page in _read(client, still, each) for record in page.records
+    ]
+    found.sort(key=lambda record: (record.timestamp or 0, record.partition, record.offset))
+    return found[-count:]
+
+
+def _partitions(client: Client, wanted: TopicPartitions) -> list[int]:
+    there = client.run(admin.partition_ids(wanted.topic))
+    if wanted.partitions is None:
+        return there
+    for number in wanted.partitions:
+        if number not in there:
+            text = f"Partition '{wanted.topic}:{number}' not found"
+            msg = f"{text}: the topic has partitions 0 to {len(there) - 1}"
+            raise click.ClickException(msg)
+    return list(wanted.partitions)
+
+
+def _ranges(client: Client, arguments: ConsumeArguments) -> list[PartitionRange]:
+    partitions = _partitions(client, arguments.wanted)
     alone = len(partitions) == 1
-    ranges = [_range(client, wanted, each, alone=alone) for each in partitions]
+    ranges = [_range(client, arguments, each, alone=alone) for each in partitions]
     longest = max(each.end for each in ranges)
-    if wanted.offset.isdigit() and int(wanted.offset) > longest:
-        msg = f"-o {wanted.offset}: no partition of {wanted.topic} goes beyond offset {longest}"
+    position = arguments.position
+    if isinstance(position, AtOffset) and position.offset > longest:
+        text = f"-o {position.offset}: no partition of {arguments.topic} goes beyond"
+        msg = f"{text} offset {longest}"
         raise click.ClickException(msg)
     return ranges
 
 
 def _range(
-    client: Client, wanted: ConsumeArguments, partition: int, *, alone: bool
+    client: Client, arguments: ConsumeArguments, partition: int, *, alone: bool
 ) -> PartitionRange:
-    limits = client.run(ends(wanted.topic, partition))
-    start = _start(wanted.offset, limits)
-    place = f"{wanted.topic}-{partition} holds offsets {limits.beginning} to {limits.end}"
+    limits = client.run(ends(arguments.topic, partition))
+    start = resolve_position(client, arguments.topic, partition, arguments.position, limits)
     if start < limits.beginning or (start > limits.end and alone):
-        msg = f"-o {wanted.offset}: {place} (the next to be written)"
+        place = f"{arguments.topic}:{partition} holds offsets {limits.beginning} to {limits.end}"
+        msg = f"-o {start}: {place} (the next to be written)"
         raise click.ClickException(msg)
     return PartitionRange(partition, min(start, limits.end), limits.end)
 
 
-def _start(offset: str, limits: PartitionEnds) -> int:
-    if offset == "beginning":
-        return limits.beginning
-    if offset == "end":
-        return limits.end
-    number = int(offset)
-    return number if not offset.startswith("-") else max(limits.beginning, limits.end + number)
-
-
-def _read(client: Client, wanted: ConsumeArguments, part: PartitionRange) -> Iterator[FetchPage]:
+def _read(client: Client, arguments: ConsumeArguments, part: PartitionRange) -> Iterator[FetchPage]:
     offset = part.start
-    while wanted.follow or offset < part.end:
-        wait_ms = FOLLOW_WAIT_MS if wanted.follow else 1_000
-        call = fetch(wanted.topic, part.partition, offset, wait_ms=wait_ms, binary=wanted.binary)
+    while arguments.follow or offset < part.end:
+        wait_ms = FOLLOW_WAIT_MS if arguments.follow else 1_000
+        call = fetch(
+            arguments.topic, part.partition, offset, wait_ms=wait_ms, binary=arguments.binary
+        )
         try:
             page = client.run(call)
         except ApiError as error:
@@ -164,7 +228,7 @@ def _read(client: Client, wanted: ConsumeArguments, part: PartitionRange) -> Ite
                 msg = f"{error.message}; try --binary"
                 raise click.ClickException(msg) from error
             raise
-        if not wanted.follow:
+        if not arguments.follow:
             records = [record for record in page.records if record.offset < part.end]
             yield replace(page, records=records)
         else:
@@ -173,7 +237,7 @@ def _read(client: Client, wanted: ConsumeArguments, part: PartitionRange) -> Ite
 
 
 def _follow_all(
-    client: Client, wanted: ConsumeArguments, ranges: list[PartitionRange]
+    client: Client, arguments: ConsumeArguments, ranges: list[PartitionRange]
 ) -> Iterator[FetchPage]:
     """Yield pages of all partitions as they arrive.
 
@@ -185,7 +249,7 @@ def _follow_all(
     def follow(part: PartitionRange) -> None:
         try:
             with Client(client.routes.urls) as own:
-                for page in _read(own, wanted, part):
+                for page in _read(own, arguments, part):
                     pages.put(page)
         except (ClientError, click.ClickException) as error:
             pages.put(error)

@@ -6,28 +6,33 @@ to an offset per partition and commits it for the group.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 
 import click
 
+from http_api.cli.options import (
+    POSITION,
+    SELECTION,
+    dry_run_option,
+    examples,
+    resolve_position,
+)
+from http_api.cli.partition import partition_cell
 from http_api.cli.session import Columns, CommandSession, Row, cluster_command, table
 from http_api.client import admin, groups
 from http_api.client.calls import ApiError
-from http_api.client.consumer import ends, offset_at
+from http_api.client.consumer import ends
 from http_api.client.groups import Place
-
-_TOPIC = re.compile(r"([^:]+)(?::([0-9]+(?:,[0-9]+)*))?")
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d")
+from http_api.contract.grammar import Position, TopicPartitions
 
 
 @click.group()
 def group() -> None:
-    """List and describe consumer groups, move their offsets."""
+    """List and describe consumer groups, and move their offsets."""
 
 
+@examples("quorumlog group list")
 @group.command("list")
 @cluster_command
 def list_groups(session: CommandSession) -> None:
@@ -42,8 +47,7 @@ GROUP_COLUMNS: Columns = {
     "COORDINATOR": "coordinator",
 }
 PARTITION_COLUMNS: Columns = {
-    "TOPIC": "topic",
-    "PARTITION": "partition",
+    "PARTITION": partition_cell,
     "CURRENT-OFFSET": "current_offset",
     "LOG-END-OFFSET": "log_end_offset",
     "LAG": "lag",
@@ -55,8 +59,9 @@ PARTITION_COLUMNS: Columns = {
 # describe
 
 
+@examples("quorumlog group describe kitchen")
 @group.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
 @cluster_command
 def describe(session: CommandSession, names: tuple[str, ...]) -> int:
     """Show members, committed offsets and lag per partition.
@@ -81,9 +86,12 @@ def _describe(session: CommandSession, name: str) -> Row:
         _partition_row(place, committed.get(place), owners.get(place))
         for place in sorted(committed.keys() | owners.keys())
     ]
+    lags = [row["lag"] for row in partitions]
+    known, unknown = sum(lag for lag in lags if lag is not None), None in lags
     return asdict(info) | {
         "members": [asdict(member) for member in members],
-        "total_lag": sum(row["lag"] or 0 for row in partitions),
+        "total_lag": None if unknown else known,
+        "known_lag": known,
         "partitions": partitions,
     }
 
@@ -114,7 +122,8 @@ def _assignment(session: CommandSession, name: str, member_id: str) -> list[Plac
 
 def _description_lines(row: Row) -> str:
     head = f"group {row['group']} state={row['state'].lower()} coordinator={row['coordinator']}"
-    counts = f"members={len(row['members'])} total_lag={row['total_lag']}"
+    lag = f"at least {row['known_lag']}" if row["total_lag"] is None else row["total_lag"]
+    counts = f"members={len(row['members'])} total_lag={lag}"
     lines = [f"{head} {counts}", table(row["partitions"], PARTITION_COLUMNS)]
     owners = {partition["member_id"] for partition in row["partitions"]}
     idle = [one["member_id"] for one in row["members"] if one["member_id"] not in owners]
@@ -126,46 +135,50 @@ def _description_lines(row: Row) -> str:
 # seek
 
 
+@examples(
+    "quorumlog group seek kitchen --to earliest --topic orders:0,1",
+    "quorumlog group seek kitchen --to -10 --dry-run",
+)
 @group.command()
-@click.argument("name")
+@click.argument("name", metavar="GROUP")
 @click.option(
     "--to",
     "target",
     required=True,
-    metavar="WHERE",
-    help="beginning, end, an offset, or a time: 2026-01-31T12:00:00Z or @MILLISECONDS.",
+    type=POSITION,
+    help="Move to earliest, latest, an offset, -N (the last N of each partition), @MILLISECONDS "
+    "or a time like 2026-01-31T12:00:00Z.",
 )
 @click.option(
     "-t",
     "--topic",
     "topics",
-    metavar="TOPIC[:P,P…]",
+    metavar="TOPIC[:PARTITION,…]",
+    type=SELECTION,
     multiple=True,
-    help="This topic, or these partitions of it.  [default: all the group has committed]",
+    help="Move only in this topic, or in these partitions.  [default: all that it committed]",
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Show what would be done, do nothing.")
+@dry_run_option
 @cluster_command
 def seek(
     session: CommandSession,
     name: str,
-    target: str,
-    topics: tuple[str, ...],
+    target: Position,
+    topics: tuple[TopicPartitions, ...],
     dry_run: bool,  # noqa: FBT001 a flag of the command line
 ) -> None:
     """Set the committed offsets of a group that has no live members.
 
     An offset outside of a partition's log becomes its nearer end.
     """
-    where = _parse_target(target)
-    wanted = [_parse_topic(text) for text in topics]
     before = {
         (one.topic, one.partition): one.offset for one in session.call(groups.group_offsets, name)
     }
-    places = _partitions_to_seek(session, wanted) if wanted else sorted(before)
+    places = _partitions_to_seek(session, topics) if topics else sorted(before)
     if not places:
-        msg = f"group {name} has committed nothing; say --topic"
+        msg = f"group {name} has committed nothing: name a topic, as in --topic orders"
         raise click.ClickException(msg)
-    after = {place: _resolve(session, place, where) for place in places}
+    after = {place: _resolve(session, place, target) for place in places}
     if not dry_run:
         session.call(groups.commit_group, name, after)
     rows = [
@@ -184,62 +197,26 @@ def seek(
 
 
 MOVE_COLUMNS: Columns = {
-    "TOPIC": "topic",
-    "PARTITION": "partition",
+    "PARTITION": partition_cell,
     "PRIOR-OFFSET": "prior_offset",
     "NEW-OFFSET": "new_offset",
 }
 
-SeekTo = str | int | datetime
-"""Target of a seek: ``beginning``, ``end``, an offset, or a time."""
 
-
-def _parse_target(text: str) -> SeekTo:
-    if text in {"beginning", "end"}:
-        return text
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    try:
-        if text.startswith("@"):
-            return datetime.fromtimestamp(int(text[1:]) / 1000, tz=UTC)
-        if _MOMENT.match(text):
-            moment = datetime.fromisoformat(text)
-            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    except (ValueError, OverflowError, OSError):
-        pass
-    msg = f"--to {text!r}: expected beginning, end, an offset, @MILLISECONDS or a time like "
-    raise click.UsageError(msg + "2026-01-31T12:00:00Z")
-
-
-def _parse_topic(text: str) -> tuple[str, list[int] | None]:
-    found = _TOPIC.fullmatch(text)
-    if found is None:
-        msg = f"--topic {text!r}: expected TOPIC or TOPIC:0,1"
-        raise click.UsageError(msg)
-    return found[1], None if found[2] is None else [int(part) for part in found[2].split(",")]
-
-
-def _partitions_to_seek(
-    session: CommandSession, wanted: Sequence[tuple[str, list[int] | None]]
-) -> list[Place]:
+def _partitions_to_seek(session: CommandSession, wanted: Sequence[TopicPartitions]) -> list[Place]:
     found: set[Place] = set()
-    for topic, numbers in wanted:
-        there = session.run(admin.partition_ids(topic))
-        absent = [number for number in numbers or () if number not in there]
+    for each in wanted:
+        there = session.run(admin.partition_ids(each.topic))
+        absent = [number for number in each.partitions or () if number not in there]
         if absent:
-            msg = f"--topic {topic}:{absent[0]}: the topic has partitions 0 to {len(there) - 1}"
+            text = f"Partition '{each.topic}:{absent[0]}' not found"
+            msg = f"{text}: the topic has partitions 0 to {len(there) - 1}"
             raise click.ClickException(msg)
-        found.update((topic, number) for number in (there if numbers is None else numbers))
+        found.update((each.topic, number) for number in each.partitions or there)
     return sorted(found)
 
 
-def _resolve(session: CommandSession, place: Place, where: SeekTo) -> int:
+def _resolve(session: CommandSession, place: Place, target: Position) -> int:
     limits = session.run(ends(*place))
-    if isinstance(where, int):
-        return max(limits.beginning, min(where, limits.end))
-    if where == "beginning":
-        return limits.beginning
-    if isinstance(where, datetime):
-        milliseconds = max(0, round(where.timestamp() * 1000))
-        return session.run(offset_at(*place, milliseconds))
-    return limits.end
+    offset = resolve_position(session.client, *place, target, limits)
+    return max(limits.beginning, min(offset, limits.end))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from http_api.cli.options import format_option, print_client_errors
+from http_api.cli.options import examples, format_option, print_client_errors, print_json
 from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, NodeExit
 
 if TYPE_CHECKING:
@@ -38,12 +38,13 @@ SMALL_FILES_BYTES = 1_048_576
 """Bytes that must be free in addition to the batches, for checkpoints and directories."""
 
 
+@examples("quorumlog log salvage quorumlog-data/broker-3/log/orders-0 --dry-run")
 @click.command()
 @click.argument(
     "folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False)
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Say what would be lost, change nothing.")
-@click.option("--topic-id", help="Whose log it is, where its own partition.json can't be read.")
+@click.option("--dry-run", is_flag=True, help="Print what would be lost, and change nothing.")
+@click.option("--topic-id", help="Name the topic's id, where its partition.json can't be read.")
 @format_option
 @print_client_errors
 def salvage(
@@ -52,15 +53,15 @@ def salvage(
     topic_id: str | None,
     form: str,
 ) -> int:
-    """Make a log that can be opened of what is left in DIR, a partition's folder.
+    """Make a damaged log, in a partition's folder DIR, one that can be opened.
 
     The broker must not run (exit code 75, naming its pid). Sound batches stay as they are, at their
-    offsets; damaged ones are covered by empty batches, or cut where nothing sound follows. What is
-    lost is said offset by offset. The damaged log is kept beside, which needs as much room as what
-    is left takes. A log that a start can open is left alone.
+    offsets; damaged ones are covered by empty batches, or cut if nothing sound follows. The lost
+    offsets are printed. The damaged log is kept, which needs as much room as the rest takes. A log
+    that a start can open is not changed.
 
-    Afterwards the broker reports the partition as unclean, so that nobody counts on it, and the
-    cluster records it; where no other replica holds the data, an unclean election brings it back.
+    Afterwards the broker reports the partition as unclean, so that it is not counted as a replica
+    that holds everything. If no other replica holds the data, an unclean election brings it back.
     """
     from raft_metadata.common.errors import CorruptionError
 
@@ -125,7 +126,7 @@ def _check_room(plan: SalvagePlan, folder: Path) -> None:
 def _print_plan(plan: SalvagePlan, done: SalvageResult | None, form: str) -> None:
     """Print a plan and its result; ``done`` is None for a dry run."""
     if form == "json":
-        click.echo(json.dumps(_plan_facts(plan, done), indent=2, ensure_ascii=False))
+        print_json(_plan_facts(plan, done))
         return
     if done is not None and done.finished_earlier:
         text = f"a salvage that was interrupted is finished: {done.finished_earlier} is kept"
@@ -167,7 +168,7 @@ def _print_plan(plan: SalvagePlan, done: SalvageResult | None, form: str) -> Non
 
 
 def _command(plan: SalvagePlan) -> str:
-    return f"quorumlog elect unclean --topic {plan.topic} --partition {plan.key.partition} --yes"
+    return f"quorumlog elect unclean {plan.topic}:{plan.key.partition} --yes"
 
 
 def _plan_facts(plan: SalvagePlan, done: SalvageResult | None) -> dict[str, object]:
@@ -225,24 +226,30 @@ def _exit_on_storage_error(command: Command) -> Command:
 
 @click.group()
 def log() -> None:
-    """Read and check a broker's files, on a running node or a stopped one.
+    """Read, check and rescue the log files of a broker.
 
-    Nothing is changed, but by salvage.
+    The node may run or be stopped. Only salvage changes anything.
     """
 
 
 log.add_command(salvage)
 
 
+@examples(
+    "quorumlog log dump quorumlog-data/broker-1/log --limit 5",
+    "quorumlog log dump quorumlog-data/broker-1/log --verify",
+)
 @log.command()
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
-@click.option("--verify", is_flag=True, help="Check everything; exit code 1 where it is damaged.")
+@click.option("--verify", is_flag=True, help="Check everything; exit code 1 if it is damaged.")
 @click.option(
     "--records/--no-records",
     default=None,
-    help="Print the records of each batch, too.  [default: of a segment file]",
+    help="Print the records of each batch, too.  [default: for a segment file]",
 )
-@click.option("--from", "start", type=click.IntRange(min=0), default=0, help="First offset.")
+@click.option(
+    "--from", "start", type=click.IntRange(min=0), default=0, help="Begin at this offset."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Print at most so many batches.")
 @format_option
 @print_client_errors
@@ -255,11 +262,12 @@ def dump(
     limit: int | None,
     form: str,
 ) -> int:
-    """Print the batches in PATH: a segment file, a partition's, log or node's folder.
+    """Print the batches in a file or folder.
 
-    With --verify: crcs, offsets, epochs and indexes are checked, in a folder checkpoints and what
-    segments say of each other, too, and only what was found is printed. A torn tail, which the next
-    start cuts, is no damage. In JSON an object a line.
+    PATH is a segment file, a partition's folder, a log folder or a node's folder. With --verify:
+    crcs, offsets, epochs and indexes are checked, in a folder the checkpoints and the order of the
+    segments too, and only findings are printed. A torn tail, which the next start cuts, is no
+    damage. JSON is one object a line.
     """
     if verify:
         if records or limit is not None or start:
@@ -495,17 +503,21 @@ def _print_report(report: InspectionReport, form: str) -> None:
     )
 
 
+@examples("quorumlog log chain quorumlog-data/broker-1/log/orders-0")
 @log.command()
 @click.argument("path", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--from", "start", type=click.IntRange(min=0), help="Lowest base offset.")
-@click.option("--to", "end", type=click.IntRange(min=0), help="Where it ends; default: the end.")
+@click.option("--from", "start", type=click.IntRange(min=0), help="Begin at this base offset.")
+@click.option(
+    "--to", "end", type=click.IntRange(min=0), help="End before this offset.  [default: the end]"
+)
 @format_option
 @print_client_errors
 @_exit_on_storage_error
 def chain(path: Path, start: int | None, end: int | None, form: str) -> int:
-    """The hash chain of a partition's folder: equal on all replicas that hold the same.
+    """Print the hash chain of a partition's folder.
 
-    What a broker says at /broker/v1/state?chain=true, from the disk. A torn tail is left out.
+    It is equal on all replicas that hold the same batches, and equal to the chain that a broker
+    returns at /broker/v1/state?chain=true. A torn tail is left out.
     """
     from broker.log.hash_chain import ChainRangeError, LogHashChain
     from broker.log.inspection import check_folder

@@ -19,25 +19,29 @@ from typing_extensions import override
 from http_api.node.exits import EXIT_KILLED, NodeExit
 
 ENTRY_POINT_GROUP = "quorumlog.commands"
+ENTRY_POINT_HELP = {
+    "chaos": "Break networks and disks, then check every record.",
+}
+"""One-line help of commands of other packages, which are not imported for it."""
 
 # name → (module:attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("http_api.cli.up:up", "Run a whole local cluster."),
-    "topic": ("http_api.cli.topic:topic", "Create, alter, list, describe, delete topics."),
+    "topic": ("http_api.cli.topic:topic", "Create, change, list, describe, delete, trim topics."),
     "produce": ("http_api.cli.produce:produce", "Write lines from standard input to a topic."),
     "consume": ("http_api.cli.consume:consume", "Print the records of a topic."),
     "bench": ("http_api.cli.bench:bench", "Measure how fast a cluster writes and reads."),
     "group": ("http_api.cli.group:group", "List and describe consumer groups, move offsets."),
-    "cluster": ("http_api.cli.cluster:cluster", "Look at the cluster, judge its health."),
-    "quorum": ("http_api.cli.quorum:quorum", "Look at the controllers."),
+    "cluster": ("http_api.cli.cluster:cluster", "Show the cluster id, the brokers, the health."),
+    "quorum": ("http_api.cli.quorum:quorum", "Show the controllers."),
     "metadata": ("http_api.cli.metadata:metadata", "Read the metadata log and its image."),
-    "log": ("http_api.cli.log:log", "Read and check a broker's files."),
+    "log": ("http_api.cli.log:log", "Read, check and rescue log files."),
     "config": ("http_api.cli.config:config", "List, describe, set and reset configs."),
     "partition": ("http_api.cli.partition:partition", "List and describe partitions."),
     "reassign": ("http_api.cli.partition:reassign", "Move replicas to other brokers."),
     "elect": ("http_api.cli.partition:elect", "Elect leaders, preferred or unclean."),
-    "broker": ("http_api.cli.nodes:broker", "Run one broker; list, describe, drain them."),
-    "controller": ("http_api.cli.nodes:controller", "Run one controller, or have it rejoin."),
+    "broker": ("http_api.cli.nodes:broker", "Run one broker; list, describe, drain brokers."),
+    "controller": ("http_api.cli.nodes:controller", "Run one controller, or let one rejoin."),
 }
 
 
@@ -57,9 +61,24 @@ class LazyGroup(click.Group):
         return _load_entry_point(cmd_name)
 
     @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from http_api.contract.grammar import nearest
+
+            near = nearest(args[0], self.list_commands(ctx))
+            hint = "" if near is None else f" Did you mean {near!r}?"
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, text) for name, (_, text) in COMMANDS.items()]
-        rows += [(name, f"From {where}.") for name, where in _entry_points().items()]
+        rows += [
+            (name, ENTRY_POINT_HELP.get(name, f"From {where}."))
+            for name, where in _entry_points().items()
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -85,8 +104,23 @@ def cli() -> None:
     """A replicated commit log with Kafka's semantics, over plain HTTP.
 
     Start a cluster with `quorumlog up`; the other commands talk to it at --url (QUORUMLOG_URL,
-    default http://127.0.0.1:8082). Exit codes: 0 done, 1 failed, 2 wrong usage.
-    """
+    default http://127.0.0.1:8082).
+
+    \b
+    Exit codes:
+       0  done, healthy           69  port in use, no broker answers
+       1  failed, degraded        70  a broken invariant
+       2  wrong usage or config   74  storage error or corruption
+       3  unhealthy               75  locked by another process
+                                 130  interrupted
+
+    \b
+    Examples:
+      quorumlog up
+      echo 'alice:tea' | quorumlog produce orders -k :
+      quorumlog consume orders --last 10
+      quorumlog cluster health
+    """  # noqa: D301 click needs the character
 
 
 def _exit_text(error: NodeExit, arguments: list[str]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from http_api.cli.options import print_json
+from http_api.cli.options import examples, print_json
 from http_api.cli.session import CommandSession, cluster_command
 from http_api.client import cluster_state as calls
 from http_api.node.exits import EXIT_LOCKED, EXIT_STORAGE, EXIT_USAGE, NodeExit
@@ -168,12 +168,15 @@ FOLLOW_WAIT_MS = 20_000
 
 @click.group()
 def metadata() -> None:
-    """Read the metadata log and the image it leads to."""
+    """Read the metadata log, and the image that it leads to."""
 
 
+@examples("quorumlog metadata dump", "quorumlog metadata dump --from 10 --format json")
 @metadata.command()
-@click.option("--from", "start", type=click.IntRange(min=0), default=0, help="First offset.")
-@click.option("--follow", "-f", is_flag=True, help="Wait for more at the end, until interrupted.")
+@click.option(
+    "--from", "start", type=click.IntRange(min=0), default=0, help="Begin at this offset."
+)
+@click.option("-f", "--follow", is_flag=True, help="Wait for more at the end, until interrupted.")
 @click.option(
     "--dir",
     "directory",
@@ -181,7 +184,7 @@ def metadata() -> None:
     help="Read the folder of a stopped controller instead of asking a broker.",
 )
 @click.option(
-    "--force", is_flag=True, help="With --dir: read it although a running controller writes there."
+    "--force", is_flag=True, help="With --dir: read it while a running controller writes there."
 )
 @cluster_command
 def dump(
@@ -191,9 +194,9 @@ def dump(
     directory: Path | None,
     force: bool,  # noqa: FBT001 a flag of the command line
 ) -> None:
-    """Print the log as one fact a line: offset, epoch, time, what happened.
+    """Print the metadata log, one fact a line: offset, epoch, time, change.
 
-    Where --from is older than what the controllers keep, the facts of a snapshot come first.
+    If --from is older than the log that the controllers keep, the facts of a snapshot come first.
     """
     if directory is not None:
         if follow:
@@ -255,11 +258,14 @@ def _print_facts(facts: Iterable[Mapping[str, Any]], form: str) -> None:
         click.echo(json.dumps(fact, ensure_ascii=False) if form == "json" else line_of(fact))
 
 
+@examples("quorumlog metadata get", "quorumlog metadata get /topics/orders/partitions/0/isr")
 @metadata.command()
 @click.argument("path", default="/")
 @cluster_command
 def get(session: CommandSession, path: str) -> None:
-    """Print any place of the image as JSON: /brokers/1, /topics/orders/partitions/0/isr, /features.
+    """Print any place of the image as JSON.
+
+    Places are /brokers/1, /topics/orders/partitions/0/isr, /features and so on.
 
     Without PATH the whole image. A path that is not there names what there is.
     """

@@ -15,6 +15,9 @@ from pathlib import Path
 import click
 
 from http_api.cli.options import (
+    BROKER,
+    broker_arguments,
+    examples,
     format_option,
     print_json,
     set_option,
@@ -22,8 +25,13 @@ from http_api.cli.options import (
     wait_option,
     wait_until,
 )
+from http_api.cli.partition import partition_cell
 from http_api.cli.session import Columns, CommandSession, Row, cluster_command, or_blank
+from http_api.cli.terminal import Progress
 from http_api.client import admin
+
+NAMED_MAX = 5
+"""Most partitions that are named for one reason to wait."""
 
 
 def _config_option(*, required: bool) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -32,7 +40,7 @@ def _config_option(*, required: bool) -> Callable[[Callable[..., int]], Callable
         "path",
         type=click.Path(path_type=Path, dir_okay=False),
         required=required,
-        help="The node's config.toml.",
+        help="Read the node's settings from this config.toml.",
     )
 
 
@@ -59,25 +67,30 @@ def controller(
     insecure: bool,  # noqa: FBT001 a flag of the command line
     form: str,
 ) -> int:
-    """Run one controller in the foreground. --format json: the log as JSON lines."""
+    """Run one controller in the foreground, or let one rejoin.
+
+    With --config it runs; --format json writes its log as JSON lines.
+    """
     if context.invoked_subcommand is not None:
         return 0
     if path is None:
-        msg = "Missing option '--config'."
+        msg = "expected --config FILE, or a command: rejoin"
         raise click.UsageError(msg, context)
     from http_api.node.controller_node import run_controller
 
     return run_controller(path, overrides, insecure=insecure, json_log=form == "json")
 
 
+@examples("quorumlog controller rejoin --config quorumlog-data/controller-101/config.toml")
 @controller.command()
 @_config_option(required=True)
 @format_option
 def rejoin(path: Path, form: str) -> int:
-    """Format the folder of a controller that lost its disk, so that it may join again.
+    """Format the folder of a controller that lost its disk.
 
-    All other controllers must be running: each is told the new directory, and the controller asks
-    each for its term before it takes part. Under `quorumlog up` it then starts by itself.
+    The controller may then join again. All other controllers must be running: each records the new
+    directory, and the controller asks each for its term before it takes part. Under `quorumlog up`
+    it then starts by itself.
     """
     from http_api.node.rejoin import rejoin_controller
 
@@ -97,26 +110,28 @@ def broker(
     insecure: bool,  # noqa: FBT001 a flag of the command line
     form: str,
 ) -> int:
-    """Run one broker in the foreground (--format json: the log as JSON lines), or look after them.
+    """Run one broker in the foreground; list, describe, drain brokers.
 
-    With --config it runs; the commands below talk to a cluster at --url.
+    With --config it runs, and --format json writes its log as JSON lines. The commands below talk
+    to a cluster at --url.
     """
     if context.invoked_subcommand is not None:
         return 0
     if path is None:
-        msg = "Missing option '--config', or a command."
+        msg = "expected --config FILE, or a command: list, describe, drain, undrain, unregister"
         raise click.UsageError(msg, context)
     from http_api.node.broker_node import run_broker
 
     return run_broker(path, overrides, insecure=insecure, json_log=form == "json")
 
 
+@examples("quorumlog broker list", "quorumlog broker list --all --format json")
 @broker.command("list")
-@click.option("-a", "--all", "everyone", is_flag=True, help="Those that are not alive, too.")
+@click.option("-a", "--all", "include_all", is_flag=True, help="Show brokers that are down, too.")
 @cluster_command
-def list_brokers(session: CommandSession, everyone: bool) -> None:  # noqa: FBT001 a flag
+def list_brokers(session: CommandSession, include_all: bool) -> None:  # noqa: FBT001 a flag
     """List the brokers with their state and their share of the partitions."""
-    found = session.call(admin.brokers, include_all=everyone)
+    found = session.call(admin.brokers, include_all=include_all)
     session.show_rows(map(asdict, found), BROKER_COLUMNS)
 
 
@@ -131,24 +146,26 @@ BROKER_COLUMNS: Columns = {
 }
 
 
+@examples("quorumlog broker describe broker-1")
 @broker.command()
-@click.argument("broker_ids", metavar="BROKER...", nargs=-1, required=True, type=int)
+@broker_arguments
 @cluster_command
 def describe(session: CommandSession, broker_ids: tuple[int, ...]) -> int:
-    """Show a broker, and how far its drain is."""
+    """Show brokers, and how far their drains are."""
     return session.for_each(
         broker_ids, lambda one: _row(session.call(admin.broker, one)), _description_lines
     )
 
 
+@examples("quorumlog broker drain broker-3 --wait")
 @broker.command()
-@click.argument("broker_id", metavar="BROKER", type=int)
+@click.argument("broker_id", metavar="BROKER", type=BROKER)
 @click.option(
     "--scope",
     type=click.Choice(["leaders", "replicas"]),
     default="leaders",
     show_default=True,
-    help="leaders: it leads nothing; replicas: it holds nothing.",
+    help="Move its leaderships away, for maintenance, or its replicas too, to take it out.",
 )
 @wait_option
 @timeout_option
@@ -158,45 +175,63 @@ def drain(
     broker_id: int,
     scope: str,
     wait: bool,  # noqa: FBT001 a flag of the command line
-    timeout_s: float,
+    timeout_ms: int,
 ) -> int:
-    """Rid a broker of its leaderships (for maintenance) or of its replicas (to take it out).
+    """Move leaderships, or all replicas, away from a broker.
 
     It stays so until `undrain`. The moves go on after the command has ended.
     """
     latest = session.call(admin.drain, broker_id, scope)
+    with Progress("drained", form=session.form) as progress:
 
-    def is_done() -> bool:
-        nonlocal latest
-        latest = session.call(admin.broker, broker_id)
-        return latest.progress is None or latest.progress.is_done
+        def is_done() -> bool:
+            nonlocal latest
+            latest = session.call(admin.broker, broker_id)
+            progress.set(*_moved(latest))
+            return latest.progress is None or latest.progress.is_done
 
-    done = not wait or wait_until(is_done, timeout_s)
+        progress.set(*_moved(latest))
+        done = not wait or wait_until(is_done, timeout_ms)
     row = _row(latest)
-    session.show(row, _description_lines(row))
+    # Without --wait the moves have only begun: reasons are no news yet.
+    session.show(row, _description_lines(row, with_reasons=wait))
     if not done:
-        click.echo(f"quorumlog: not drained within {timeout_s:g} s; it goes on", err=True)
+        click.echo(f"quorumlog: not drained within {timeout_ms / 1000:g} s; it goes on", err=True)
     return 0 if done else 1
 
 
+def _moved(found: admin.BrokerDetails) -> tuple[int, int]:
+    """Return how many partitions a drain has moved, of those that the broker had or still has."""
+    progress = found.progress
+    if progress is None:
+        return 0, 0
+    left = progress.leaders_left + progress.replicas_left
+    return max(0, found.info.replica_count - left), found.info.replica_count
+
+
+@examples("quorumlog broker undrain broker-3")
 @broker.command()
-@click.argument("broker_ids", metavar="BROKER...", nargs=-1, required=True, type=int)
+@broker_arguments
 @cluster_command
 def undrain(session: CommandSession, broker_ids: tuple[int, ...]) -> int:
-    """End a drain: the broker may lead and hold partitions again.
+    """End drains: the brokers may lead and hold partitions again.
 
-    Nothing moves back by itself but the leaderships it is preferred for.
+    Only the leaderships for which a broker is preferred move back by themselves.
     """
     return session.for_each(
         broker_ids, lambda one: _row(session.call(admin.drain, one, "none")), _description_lines
     )
 
 
+@examples("quorumlog broker unregister broker-4")
 @broker.command()
-@click.argument("broker_ids", metavar="BROKER...", nargs=-1, required=True, type=int)
+@broker_arguments
 @cluster_command
 def unregister(session: CommandSession, broker_ids: tuple[int, ...]) -> int:
-    """Take brokers out for good. One that lives or holds replicas is refused: drain and stop it."""
+    """Take brokers out for good.
+
+    A broker that is alive, or that holds replicas, is refused: drain it and stop it first.
+    """
 
     def remove(broker_id: int) -> dict[str, object]:
         session.call(admin.unregister, broker_id)
@@ -210,8 +245,8 @@ def _row(found: admin.BrokerDetails) -> dict[str, object]:
     return asdict(found.info) | {"drain_progress": progress}
 
 
-def _description_lines(row: Row) -> str:
-    """Return a line about the broker, its drain, and a line per partition it could not move yet."""
+def _description_lines(row: Row, *, with_reasons: bool = True) -> str:
+    """Return a line about the broker, one about its drain, and one for each reason to wait."""
     share = f"leads={row['leader_count']} replicas={row['replica_count']}"
     state = f"state={row['state']} drain={row['drain']}"
     lines = [f"broker {row['broker_id']} {row['url']} {state} {share}"]
@@ -222,7 +257,13 @@ def _description_lines(row: Row) -> str:
             f"drain {so_far} leaders_left={progress['leaders_left']} "
             f"replicas_left={progress['replicas_left']}"
         )
-        lines += [
-            f"{one['topic']}-{one['partition']}: {one['reason']}" for one in progress["stuck"]
-        ]
+        waiting: dict[str, list[str]] = {}
+        for one in progress["stuck"] if with_reasons else ():
+            waiting.setdefault(one["reason"], []).append(partition_cell(one))
+        lines += [f"{_few(places)}: {reason}" for reason, places in waiting.items()]
     return "\n".join(lines)
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more

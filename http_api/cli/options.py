@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 from urllib.parse import unquote
 
 import click
@@ -16,18 +16,36 @@ from typing_extensions import override
 
 from http_api.client.admin import brokers, cluster
 from http_api.client.calls import ApiError, ClientError
+from http_api.client.consumer import PartitionEnds, offset_at
 from http_api.client.transport import DEFAULT_URL, Client
 from http_api.contract import grammar
 from http_api.contract.errors import RestCode
+from http_api.contract.grammar import (
+    AtOffset,
+    Earliest,
+    FromTime,
+    LastRecords,
+    Latest,
+    Position,
+)
 from raft_metadata.common.errors import Outcome
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 POLL_S = 0.5
 """Seconds between two polls of ``--wait``."""
-WAIT_S = 600.0
+WAIT_MS = 600_000
 
 URL_VARIABLE = "QUORUMLOG_URL"
+ALL_TOPICS = "-"
+"""In a path: all topics."""
+_NOT_FOUND = frozenset(
+    {
+        RestCode.TOPIC_NOT_FOUND,
+        RestCode.PARTITION_NOT_FOUND,
+        RestCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
 
 
 class GrammarType(click.ParamType):  # type: ignore[type-arg] # generic in newer versions
@@ -81,7 +99,7 @@ format_option = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="How to print the result.",
+    help="Print the result as text or as JSON.",
 )
 url_option = click.option(
     "--url",
@@ -91,26 +109,29 @@ url_option = click.option(
     default=DEFAULT_URL,
     show_default=True,
     show_envvar=True,
-    help="One or several brokers, separated by commas.",
+    help="Ask these brokers, separated by commas, one after the other.",
 )
-wait_option = click.option("--wait", is_flag=True, help="Until it is done.")
+wait_option = click.option("--wait", is_flag=True, help="Wait until it is done.")
 timeout_option = click.option(
     "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0),
-    default=WAIT_S,
-    show_default=True,
-    help="Seconds to --wait; exit 1 after that.",
+    "timeout_ms",
+    type=DURATION_MS,
+    default=WAIT_MS,
+    show_default="10m",
+    help="With --wait: exit 1 after this long.",
 )
 dry_run_option = click.option(
-    "-n", "--dry-run", is_flag=True, help="Ask whether it could be done, do nothing."
+    "--dry-run", is_flag=True, help="Check whether it can be done, and change nothing."
+)
+broker_arguments = click.argument(
+    "broker_ids", metavar="BROKER...", nargs=-1, required=True, type=BROKER
 )
 set_option = click.option(
     "--set",
     "overrides",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Override a setting; may be repeated.",
+    help="Override a setting of config.toml; may be repeated.",
 )
 
 
@@ -150,13 +171,7 @@ def print_client_errors(command: Command) -> Command:
 def error_text(error: ClientError, form: str) -> str:
     """Return the text of an error, and for a write whether its outcome is known."""
     code = error.code if isinstance(error, ApiError) else None
-    message = str(error)
-    if isinstance(error, ApiError) and code == RestCode.UNKNOWN_TOPIC_OR_PARTITION:
-        # Confluent's message names no topic, and a command may have named several.
-        _, found, place = error.path.partition("?")[0].partition("/topics/")
-        topic, *more = place.split("/")
-        named = unquote("-".join([topic, *more[1:2]]) if more[:1] == ["partitions"] else topic)
-        message = f"{message.rstrip('.')}: {named}" if found else message
+    message = _not_found_text(error) or str(error)
     if form == "json":
         content = {"error_code": code, "message": message, "outcome": error.outcome.value}
         return json.dumps(content)
@@ -168,9 +183,25 @@ def error_text(error: ClientError, form: str) -> str:
     return text
 
 
-def wait_until(is_done: Callable[[], bool], timeout_s: float) -> bool:
-    """Call ``is_done`` until it returns True; return False if it does not within ``timeout_s``."""
-    deadline_s = time.monotonic() + timeout_s
+def _not_found_text(error: ClientError) -> str | None:
+    """Return what was not found, by the path of the request; None for another error.
+
+    Confluent's message names no topic, and a command may have named several.
+    """
+    if not isinstance(error, ApiError) or error.code not in _NOT_FOUND:
+        return None
+    _, found, place = error.path.partition("?")[0].partition("/topics/")
+    topic, *more = map(unquote, place.split("/"))
+    if not found or topic == ALL_TOPICS:
+        return None
+    if more[:1] == ["partitions"] and more[1:] and error.code == RestCode.PARTITION_NOT_FOUND:
+        return f"Partition '{topic}:{more[1].partition(':')[0]}' not found"
+    return f"Topic '{topic}' not found"
+
+
+def wait_until(is_done: Callable[[], bool], timeout_ms: int) -> bool:
+    """Call ``is_done`` until it returns True; return False if it does not within the time."""
+    deadline_s = time.monotonic() + timeout_ms / 1000
     while not is_done():
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
@@ -179,25 +210,45 @@ def wait_until(is_done: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
+def resolve_position(
+    client: Client, topic: str, partition: int, position: Position, limits: PartitionEnds
+) -> int:
+    """Return the offset of a position in a partition; an offset is returned as it is."""
+    match position:
+        case Earliest():
+            return limits.beginning
+        case Latest():
+            return limits.end
+        case AtOffset():
+            return position.offset
+        case LastRecords():
+            return max(limits.beginning, limits.end - position.count)
+        case FromTime():
+            return client.run(offset_at(topic, partition, position.timestamp_ms))
+        case _:
+            assert_never(position)
+
+
 def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
     """Return ``KEY=VALUE`` arguments as a dict."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            msg = f"{option} {text!r}: expected key=value"
+            msg = f"{option} {text!r}: expected NAME=VALUE, as in retention.ms=1h"
             raise click.UsageError(msg)
         found[key] = value
     return found
 
 
-def parse_broker_ids(text: str, separator: str, option: str) -> tuple[int, ...]:
-    """Return the broker ids that a text lists."""
-    parts = text.split(separator)
-    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        msg = f"{option} {text!r}: expected broker ids like {separator.join('123')}"
-        raise click.UsageError(msg)
-    return tuple(map(int, parts))
+def parse_configs(texts: Iterable[str], option: str) -> dict[str, str]:
+    """Return ``NAME=VALUE`` configs as a dict, with units of times and sizes expanded."""
+    found = parse_pairs(texts, option)
+    try:
+        return {name: grammar.expand_config_value(name, value) for name, value in found.items()}
+    except grammar.GrammarError as error:
+        msg = f"{option} {error}"
+        raise click.UsageError(msg) from error
 
 
 def print_json(value: object) -> None:

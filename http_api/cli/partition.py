@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, TextIO
@@ -11,8 +10,12 @@ from typing import Any, TextIO
 import click
 
 from http_api.cli.options import (
+    BROKER,
+    PARTITIONS,
+    SELECTION,
+    TOPIC,
     dry_run_option,
-    parse_broker_ids,
+    examples,
     timeout_option,
     wait_option,
     wait_until,
@@ -25,22 +28,23 @@ from http_api.cli.session import (
     cell_text,
     cluster_command,
     or_blank,
+    or_dash,
     table,
 )
+from http_api.cli.terminal import Progress
 from http_api.client import admin
 from http_api.client.admin import ElectionInfo, PartitionInfo, Place, ReassignmentInfo
-from http_api.client.calls import ApiError
+from http_api.client.calls import ApiError, ClientError
+from http_api.client.consumer import ends
+from http_api.contract.grammar import (
+    GrammarError,
+    TopicPartitions,
+    parse_brokers,
+    parse_partitions,
+)
 
-PARTITION_NAME = re.compile(r"([^:]+):([0-9]{1,9})")
-
-
-def parse_partition(text: str) -> tuple[str, int]:
-    """Return (topic, partition) of ``TOPIC:PARTITION``."""
-    found = PARTITION_NAME.fullmatch(text)
-    if found is None:
-        msg = f"{text!r}: expected TOPIC:PARTITION, as in flights:0"
-        raise click.UsageError(msg)
-    return found[1], int(found[2])
+OFFSETS_RETRY_S = 0.5
+"""Seconds for which the offsets of a partition are asked for: one without a leader has none."""
 
 
 def partitions_of(session: CommandSession, topics: Iterable[str]) -> list[PartitionInfo]:
@@ -58,29 +62,41 @@ def partitions_of(session: CommandSession, topics: Iterable[str]) -> list[Partit
 
 @click.group()
 def partition() -> None:
-    """List and describe partitions: who leads, who is in sync, who is not."""
+    """List and describe partitions: leader, replicas, which of them are in sync."""
 
 
+@examples(
+    "quorumlog partition list orders",
+    "quorumlog partition list --under-replicated",
+    "quorumlog partition list --broker broker-1 --format json",
+)
 @partition.command("list")
-@click.argument("topics", nargs=-1)
-@click.option("--leaderless", is_flag=True, help="Only those that nobody leads.")
-@click.option("--under-replicated", is_flag=True, help="Only those with replicas out of sync.")
-@click.option("--not-preferred", is_flag=True, help="Only those the first replica does not lead.")
-@click.option("--moving", is_flag=True, help="Only those that are being reassigned.")
-@click.option("-b", "--broker", type=int, help="Only those with a replica on this broker.")
+@click.argument("wanted", metavar="[TOPIC[:PARTITION,…]]...", nargs=-1, type=SELECTION)
+@click.option("--leaderless", is_flag=True, help="Show only partitions without a leader.")
+@click.option("--under-replicated", is_flag=True, help="Show only those with replicas not in sync.")
+@click.option(
+    "--not-preferred", is_flag=True, help="Show only those that their first replica does not lead."
+)
+@click.option("--moving", is_flag=True, help="Show only those that are being reassigned.")
+@click.option("-b", "--broker", type=BROKER, help="Show only those with a replica on this broker.")
 @cluster_command
 def list_partitions(
     session: CommandSession,
-    topics: tuple[str, ...],
+    wanted: tuple[TopicPartitions, ...],
     leaderless: bool,  # noqa: FBT001 a flag of the command line, as the next three
     under_replicated: bool,  # noqa: FBT001
     not_preferred: bool,  # noqa: FBT001
     moving: bool,  # noqa: FBT001
     broker: int | None,
 ) -> None:
-    """List partitions of some topics, or of all of them."""
-    if topics:
-        found = [one for topic in topics for one in session.call(admin.partitions, topic)]
+    """List partitions: those named, those of topics, or all."""
+    if wanted:
+        found = [
+            one
+            for each in wanted
+            for one in session.call(admin.partitions, each.topic)
+            if each.partitions is None or one.partition in each.partitions
+        ]
     else:
         found = partitions_of(session, sorted(one.name for one in session.call(admin.topics)))
     shown = [
@@ -92,7 +108,7 @@ def list_partitions(
         and not (moving and not (one.adding or one.removing))
         and (broker is None or broker in one.replicas)
     ]
-    session.show_rows(map(partition_json, shown), PARTITION_COLUMNS)
+    session.show_rows((asdict(one) | _out_of_sync(one) for one in shown), PARTITION_COLUMNS)
 
 
 def _format_moves(row: Row) -> str:
@@ -101,35 +117,51 @@ def _format_moves(row: Row) -> str:
     return " ".join(filter(None, (coming, going)))
 
 
+def partition_cell(row: Row) -> str:
+    """Return the name of a row's partition as it is typed: ``orders:0``."""
+    return f"{row['topic']}:{row['partition']}"
+
+
 PARTITION_COLUMNS: Columns = {
-    "TOPIC": "topic",
-    "PARTITION": "partition",
+    "PARTITION": partition_cell,
     "LEADER": "leader",
     "EPOCH": "leader_epoch",
     "REPLICAS": "replicas",
     "ISR": "isr",
-    "ELR": "elr",
-    "OUT-OF-SYNC": "out_of_sync",
+    "ELR": or_dash("elr"),
+    "OUT-OF-SYNC": or_dash("out_of_sync"),
     "MOVING": _format_moves,
 }
 
 
+@examples("quorumlog partition describe orders:0,1")
 @partition.command()
-@click.argument("places", metavar="TOPIC:PARTITION...", nargs=-1, required=True)
+@click.argument(
+    "wanted", metavar="TOPIC:PARTITION[,PARTITION…]...", nargs=-1, required=True, type=PARTITIONS
+)
 @cluster_command
-def describe(session: CommandSession, places: tuple[str, ...]) -> int:
-    """Show everything that is known of partitions."""
-    wanted = {text: parse_partition(text) for text in places}
+def describe(session: CommandSession, wanted: tuple[TopicPartitions, ...]) -> int:
+    """Show all that is known of partitions: offsets, replicas, epochs."""
     return session.for_each(
-        places,
-        lambda text: partition_json(session.call(admin.partition, *wanted[text])),
+        [(each.topic, number) for each in wanted for number in each.partitions or ()],
+        lambda place: partition_json(session, session.call(admin.partition, *place)),
         _description_lines,
     )
 
 
-def partition_json(one: PartitionInfo) -> dict[str, object]:
-    """Return a partition as a JSON object."""
-    return asdict(one) | {"out_of_sync": one.out_of_sync}
+def partition_json(session: CommandSession, one: PartitionInfo) -> dict[str, object]:
+    """Return a partition as a JSON object, with its offsets; null where no leader answers."""
+    first = end = None
+    try:
+        limits = session.client.run(ends(one.topic, one.partition), retry_s=OFFSETS_RETRY_S)
+        first, end = limits.beginning, limits.end
+    except ClientError:
+        pass  # no leader: everything else is known all the same
+    return asdict(one) | _out_of_sync(one) | {"first_offset": first, "end_offset": end}
+
+
+def _out_of_sync(one: PartitionInfo) -> dict[str, object]:
+    return {"out_of_sync": one.out_of_sync}
 
 
 def _description_lines(row: Row) -> str:
@@ -138,12 +170,13 @@ def _description_lines(row: Row) -> str:
         for key, value in row.items()
         if key not in {"topic", "partition"}
     ]
-    return "\n".join([f"partition {row['topic']}-{row['partition']}", *lines])
+    return "\n".join([f"partition {partition_cell(row)}", *lines])
 
 
-all_option = click.option("--all", "everywhere", is_flag=True, help="Every partition.")
-topic_option = click.option("-t", "--topic", help="One topic.")
-partition_option = click.option("-p", "--partition", type=int, help="One partition of --topic.")
+all_option = click.option("--all", "everywhere", is_flag=True, help="Elect for every partition.")
+selection_argument = click.argument(
+    "wanted", metavar="[TOPIC[:PARTITION,…]]...", nargs=-1, type=SELECTION
+)
 
 
 @click.group()
@@ -151,44 +184,41 @@ def elect() -> None:
     """Elect leaders where that changes something. Exit 1 where one could not be elected."""
 
 
+@examples("quorumlog elect preferred --all", "quorumlog elect preferred orders:0")
 @elect.command()
 @all_option
-@topic_option
-@partition_option
+@selection_argument
 @cluster_command
 def preferred(
     session: CommandSession,
     everywhere: bool,  # noqa: FBT001 a flag of the command line
-    topic: str | None,
-    partition: int | None,
+    wanted: tuple[TopicPartitions, ...],
 ) -> int:
     """Give leadership to the first replica, where it is in sync."""
-    return _elect(session, "preferred", topic, partition, everywhere=everywhere)
+    return _elect(session, "preferred", wanted, everywhere=everywhere)
 
 
+@examples("quorumlog elect unclean orders --yes")
 @elect.command()
 @all_option
-@topic_option
-@partition_option
-@click.option("-y", "--yes", is_flag=True, help="Yes: acknowledged records may be lost.")
+@selection_argument
+@click.option("-y", "--yes", is_flag=True, help="Accept that acknowledged records may be lost.")
 @cluster_command
 def unclean(
     session: CommandSession,
     everywhere: bool,  # noqa: FBT001 a flag of the command line
-    topic: str | None,
-    partition: int | None,
+    wanted: tuple[TopicPartitions, ...],
     yes: bool,  # noqa: FBT001 a flag of the command line
 ) -> int:
-    """Have any live replica lead partitions that no eligible one can: records may be lost."""
+    """Let any live replica lead where no eligible one is left; may lose records."""
     if not yes:
-        msg = "an unclean leader may lack acknowledged records, which are then lost: say --yes"
+        msg = "an unclean leader may lack acknowledged records, which are then lost: add --yes"
         raise click.UsageError(msg)
-    return _elect(session, "unclean", topic, partition, everywhere=everywhere)
+    return _elect(session, "unclean", wanted, everywhere=everywhere)
 
 
 ELECTION_COLUMNS: Columns = {
-    "TOPIC": "topic",
-    "PARTITION": "partition",
+    "PARTITION": partition_cell,
     "LEADER": "leader",
     "ERROR": or_blank("error"),
 }
@@ -197,39 +227,51 @@ ELECTION_COLUMNS: Columns = {
 def _elect(
     session: CommandSession,
     election: str,
-    topic: str | None,
-    partition: int | None,
+    wanted: tuple[TopicPartitions, ...],
     *,
     everywhere: bool,
 ) -> int:
-    if everywhere == (topic is not None) or (partition is not None and topic is None):
-        msg = "expected --all, or --topic T and perhaps --partition P"
+    if everywhere == bool(wanted):
+        msg = "expected --all, or TOPIC or TOPIC:PARTITION, as in orders or orders:0"
         raise click.UsageError(msg)
-    if topic is None or partition is None:
-        found = session.call(admin.elect_leaders, topic, election)
-    else:
-        leader = session.call(admin.elect_leader, topic, partition, election).leader
-        found = [
-            ElectionInfo(
-                topic=topic, partition=partition, leader=leader, error_code=None, error=None
+    found: list[ElectionInfo] = []
+    if everywhere:
+        elected = session.call(admin.elect_leaders, None, election)
+        found += elected
+    for each in wanted:
+        if each.partitions is None:
+            elected = session.call(admin.elect_leaders, each.topic, election)
+            found += elected
+        for number in each.partitions or ():
+            leader = session.call(admin.elect_leader, each.topic, number, election).leader
+            done = ElectionInfo(
+                topic=each.topic, partition=number, leader=leader, error_code=None, error=None
             )
-        ]
+            found.append(done)
+    if session.form == "text" and not found:
+        click.echo("no election would change anything")
+        return 0
     session.show_rows(map(asdict, found), ELECTION_COLUMNS)
     return 1 if any(one.error_code is not None for one in found) else 0
 
 
 @click.group()
 def reassign() -> None:
-    """Move replicas to other brokers, and see how far they are."""
+    """Move replicas to other brokers, and show how far they are."""
 
 
+@examples(
+    "quorumlog reassign start orders:0=2,3,1 --wait",
+    "quorumlog reassign start orders:0,1=1,2,3 --dry-run",
+)
 @reassign.command()
-@click.argument("moves", metavar="TOPIC:PARTITION=B,B…", nargs=-1)
+@click.argument("moves", metavar="TOPIC:PARTITION=BROKER,BROKER…", nargs=-1)
 @click.option(
     "--file",
     "source",
     type=click.File(),
-    help='Kafka\'s way: {"partitions":[{"topic","partition","replicas"}]}; - reads standard input.',
+    help="Read the moves from a file in the form of Kafka's kafka-reassign-partitions.sh; - reads "
+    "standard input.",
 )
 @dry_run_option
 @wait_option
@@ -241,62 +283,76 @@ def start(
     source: TextIO | None,
     dry_run: bool,  # noqa: FBT001 a flag of the command line
     wait: bool,  # noqa: FBT001 a flag of the command line
-    timeout_s: float,
+    timeout_ms: int,
 ) -> int:
-    """Say where replicas are to be, the preferred leader first.
+    """Place replicas on brokers, the preferred leader first.
 
-    All moves are begun, or none where one is refused. They go on after the command has ended.
+    All moves are begun, or none if one is refused. They go on after the command has ended.
     """
-    wanted = dict(_move(text) for text in moves)
+    wanted = {place: brokers for text in moves for place, brokers in _move(text)}
     if source is not None:
         wanted |= _from_file(source)
     if not wanted:
-        msg = "expected TOPIC:PARTITION=BROKER,BROKER… or --file"
+        msg = "expected TOPIC:PARTITION=BROKER,BROKER… or --file, as in orders:0=1,2,3"
         raise click.UsageError(msg)
     started = session.call(admin.reassign, wanted, validate_only=dry_run)
     done = True
     if wait and not dry_run:
-        done = _wait(session, set(wanted), timeout_s)
+        done = _wait(session, set(wanted), timeout_ms)
         found = [session.call(admin.partition, *place) for place in wanted]
         started = list(map(_completed_reassignment, found))
     rows = list(map(asdict, started))
     could = f"could be reassigned: {len(wanted)} partitions"
     session.show(rows, could if dry_run else table(rows, MOVE_COLUMNS))
     if not done:
-        click.echo(f"quorumlog: not done within {timeout_s:g} s; it goes on", err=True)
+        click.echo(f"quorumlog: not done within {timeout_ms / 1000:g} s; it goes on", err=True)
     return 0 if done else 1
 
 
+@examples("quorumlog reassign list", "quorumlog reassign list orders")
 @reassign.command("list")
-@click.argument("topic", required=False)
+@click.argument("topic", required=False, type=TOPIC)
 @cluster_command
 def list_moves(session: CommandSession, topic: str | None) -> None:
-    """List what is under way, with the lag of each replica on its way in."""
+    """List the moves under way, with the lag of each new replica."""
     found = session.call(admin.reassignments, topic)
     session.show_rows(map(asdict, found), MOVE_COLUMNS)
 
 
+@examples("quorumlog reassign cancel --all")
 @reassign.command()
-@click.argument("places", metavar="TOPIC[:PARTITION]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All that are under way.")
+@selection_argument
+@click.option("--all", "everything", is_flag=True, help="Cancel all that are under way.")
 @cluster_command
-def cancel(session: CommandSession, places: tuple[str, ...], everything: bool) -> None:  # noqa: FBT001 a flag
-    """Cancel reassignments: replicas that were coming go, those that were going stay."""
-    if everything == bool(places):
-        msg = "expected TOPIC or TOPIC:PARTITION, or --all"
+def cancel(
+    session: CommandSession,
+    wanted: tuple[TopicPartitions, ...],
+    everything: bool,  # noqa: FBT001 a flag
+) -> None:
+    """Cancel moves: replicas being added are removed, those being removed stay."""
+    if everything == bool(wanted):
+        msg = "expected TOPIC or TOPIC:PARTITION, as in orders or orders:0, or --all"
         raise click.UsageError(msg)
-    wanted: list[tuple[str | None, int | None]] = [
-        parse_partition(text) if ":" in text else (text, None) for text in places
-    ]
-    for topic, number in wanted or [(None, None)]:
-        session.call(admin.cancel_reassignments, topic, number)
-    named = list(places) or ["all"]
+    if everything:
+        session.call(admin.cancel_reassignments, None, None)
+    for each in wanted:
+        for number in each.partitions or (None,):
+            session.call(admin.cancel_reassignments, each.topic, number)
+    named = [str(each) for each in wanted] or ["all"]
     session.show({"cancelled": named}, f"cancelled {' '.join(named)}")
 
 
-def _move(text: str) -> tuple[Place, tuple[int, ...]]:
-    place, _, brokers = text.partition("=")
-    return parse_partition(place), parse_broker_ids(brokers, ",", text)
+def _move(text: str) -> list[tuple[Place, tuple[int, ...]]]:
+    place, equals, brokers = text.partition("=")
+    try:
+        wanted, replicas = parse_partitions(place), parse_brokers(brokers) if equals else ()
+    except GrammarError as error:
+        msg = f"{text!r}: expected TOPIC:PARTITION=BROKER,BROKER…, as in orders:0=1,2,3 ({error})"
+        raise click.UsageError(msg) from error
+    if not replicas:
+        msg = f"{text!r}: expected TOPIC:PARTITION=BROKER,BROKER…, as in orders:0=1,2,3"
+        raise click.UsageError(msg)
+    return [((wanted.topic, number), replicas) for number in wanted.partitions or ()]
 
 
 def _from_file(source: TextIO) -> dict[Place, tuple[int, ...]]:
@@ -313,16 +369,20 @@ def _from_file(source: TextIO) -> dict[Place, tuple[int, ...]]:
         raise click.UsageError(msg) from error
 
 
-def _wait(session: CommandSession, wanted: set[Place], timeout_s: float) -> bool:
-    """Wait until none of the partitions is being reassigned; return False after ``timeout_s``."""
+def _wait(session: CommandSession, wanted: set[Place], timeout_ms: int) -> bool:
+    """Wait until none of the partitions is being reassigned; return False after the time."""
     topics = {topic for topic, _ in wanted}
     only = next(iter(topics)) if len(topics) == 1 else None
 
-    def settled() -> bool:
-        found = session.call(admin.reassignments, only)
-        return wanted.isdisjoint((one.topic, one.partition) for one in found)
+    with Progress("moved", len(wanted), form=session.form) as progress:
 
-    return wait_until(settled, timeout_s)
+        def settled() -> bool:
+            found = session.call(admin.reassignments, only)
+            moving = wanted & {(one.topic, one.partition) for one in found}
+            progress.set(len(wanted) - len(moving))
+            return not moving
+
+        return wait_until(settled, timeout_ms)
 
 
 def _completed_reassignment(found: PartitionInfo) -> ReassignmentInfo:
@@ -344,8 +404,7 @@ def _lags(row: Row) -> str:
 
 
 MOVE_COLUMNS: Columns = {
-    "TOPIC": "topic",
-    "PARTITION": "partition",
+    "PARTITION": partition_cell,
     "REPLICAS": "replicas",
     "ADDING": "adding",
     "REMOVING": "removing",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import select
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,15 +18,19 @@ import click
 import orjson
 
 from http_api.cli.options import (
+    SELECTION,
     client_of,
+    examples,
     format_option,
     learn_brokers,
     print_client_errors,
     print_json,
     url_option,
 )
+from http_api.cli.terminal import Progress
 from http_api.client.calls import ClientError
 from http_api.client.producer import NewRecord, RecordOutcome, send
+from http_api.contract.grammar import TopicPartitions
 from raft_metadata.common.errors import Outcome
 
 BATCH_RECORDS = 1_000
@@ -58,26 +63,35 @@ class ProduceSummary:
             row[2] += 1
 
 
+@examples(
+    "seq 3 | quorumlog produce orders",
+    "echo 'alice:tea' | quorumlog produce orders -k :",
+    """echo '{"item":"tea"}' | quorumlog produce orders:0 --json""",
+)
 @click.command()
-@click.argument("topic")
+@click.argument("wanted", metavar="TOPIC[:PARTITION]", type=SELECTION)
 @click.option(
     "-k",
     "--key-separator",
     "separator",
     metavar="SEP",
-    help="What stands before the first SEP of a line is its key; a line without it has no key.",
+    help="Take the text before the first SEP of a line as its key.",
 )
-@click.option("-p", "--partition", type=int, help="Write to this partition only.")
-@click.option("--json", "is_json", is_flag=True, help="Each value is JSON and is stored as it is.")
-@click.option("-Z", "--null", "null", is_flag=True, help="An empty value is null: a tombstone.")
-@click.option("--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
+@click.option("--json", "is_json", is_flag=True, help="Store each value, which is JSON, as it is.")
+@click.option("-Z", "--null", "null", is_flag=True, help="Write an empty value as null.")
+@click.option(
+    "--acks",
+    type=click.Choice(["all", "1", "0"]),
+    default="all",
+    show_default=True,
+    help="Wait for all in-sync replicas, for the leader, or for nothing.",
+)
 @url_option
 @format_option
 @print_client_errors
 def produce(
-    topic: str,
+    wanted: TopicPartitions,
     separator: str | None,
-    partition: int | None,
     is_json: bool,  # noqa: FBT001 a flag of the command line
     null: bool,  # noqa: FBT001 a flag of the command line
     acks: str,
@@ -87,20 +101,24 @@ def produce(
     """Write every line of standard input to TOPIC as one record.
 
     A line is text and is stored as a JSON string; with --json it must be JSON and is stored byte
-    for byte. Keys are text. Ends at the first batch that could not be written whole (exit 1).
+    for byte. Keys are text; a line without SEP has none. The first line that can't be a record
+    stops the command and is named by its number; earlier lines are already written.
     """
     if separator == "":
-        msg = "-k: expected at least one character"
+        msg = "-k '': expected at least one character, as in -k :"
         raise click.UsageError(msg)
+    topic, partition = wanted.topic, _one_partition(wanted)
     summary = ProduceSummary(topic)
     make = functools.partial(_record, separator=separator, is_json=is_json, null=null)
+    lines = _Lines(sys.stdin.fileno())
     try:
-        with client_of(url) as client:
+        with client_of(url) as client, Progress(f"{topic}:", lines.size, form=form) as progress:
             learn_brokers(client)
-            for lines in _read_batches():
-                records, wrong = _records(lines, make, summary.written)
+            for batch in lines.batches():
+                records, wrong = _records(batch, make, summary.written)
                 if records:
                     summary.add(send(client, topic, records, partition=partition, acks=acks))
+                progress.set(lines.read_bytes if lines.size else summary.written)
                 if summary.failed:
                     break
                 if wrong is not None:
@@ -125,48 +143,69 @@ def _records(
         try:
             records.append(make(line))
         except click.ClickException as error:
-            text = f"line {before + len(records) + 1}: {error.message}; nothing from there on"
-            return records, click.ClickException(f"{text} was written")
+            number = before + len(records) + 1
+            text = f"line {number}: {error.message}; written are the {number - 1} lines before it"
+            return records, click.ClickException(text)
     return records, None
 
 
-def _read_batches() -> Iterator[list[bytes]]:
-    """Yield batches of lines of standard input, without their line breaks."""
-    batch: list[bytes] = []
-    size = 0
-    for line in _read_lines():
-        if line is not None:
-            batch.append(line)
-            size += len(line)
-        full = len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES
-        if batch and (full or line is None):
+def _one_partition(wanted: TopicPartitions) -> int | None:
+    if wanted.partitions is None:
+        return None
+    if len(wanted.partitions) > 1:
+        msg = f"'{wanted}': expected TOPIC or TOPIC:PARTITION, as in orders or orders:0"
+        raise click.UsageError(msg)
+    return wanted.partitions[0]
+
+
+class _Lines:
+    """Lines of a file descriptor, in batches that end when full or when the input pauses."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.read_bytes = 0
+        found = os.fstat(descriptor)
+        self.size = found.st_size if stat.S_ISREG(found.st_mode) else None
+        """Bytes of the input if it is a file, else None."""
+
+    def batches(self) -> Iterator[list[bytes]]:
+        """Yield batches of lines, without their line breaks. A line may be longer than allowed."""
+        batch: list[bytes] = []
+        size = 0
+        for line in self._lines():
+            if line is not None:
+                batch.append(line)
+                size += len(line)
+            full = len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES
+            if batch and (full or line is None):
+                yield batch
+                batch, size = [], 0
+        if batch:
             yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
-
-def _read_lines() -> Iterator[bytes | None]:
-    """Yield lines of standard input, and None whenever the input pauses."""
-    descriptor = sys.stdin.fileno()
-    rest = b""
-    while chunk := os.read(descriptor, READ_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-        if len(rest) > MAX_LINE_BYTES:
-            msg = f"a line is longer than {MAX_LINE_BYTES} bytes"
-            raise click.ClickException(msg)
-        if not select.select([descriptor], [], [], IDLE_S)[0]:
-            yield None
-    if rest:
-        yield rest
+    def _lines(self) -> Iterator[bytes | None]:
+        """Yield lines, and None whenever the input pauses; stop behind one that is too long."""
+        rest = b""
+        while chunk := os.read(self._descriptor, READ_BYTES):
+            self.read_bytes += len(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from lines
+            if len(rest) > MAX_LINE_BYTES:
+                break
+            if not select.select([self._descriptor], [], [], IDLE_S)[0]:
+                yield None
+        if rest:
+            yield rest
 
 
 def _record(line: bytes, *, separator: str | None, is_json: bool, null: bool) -> NewRecord:
+    if len(line) > MAX_LINE_BYTES:
+        msg = f"longer than {MAX_LINE_BYTES} bytes"
+        raise click.ClickException(msg)
     try:
         text = line.removesuffix(b"\r").decode()
     except UnicodeDecodeError as error:
-        msg = f"a line is not UTF-8: {line[:60]!r} ({error.reason})"
+        msg = f"not UTF-8: {line[:60]!r} ({error.reason})"
         raise click.ClickException(msg) from None
     key: bytes | None = None
     if separator is not None and separator in text:
@@ -179,7 +218,7 @@ def _record(line: bytes, *, separator: str | None, is_json: bool, null: bool) ->
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        msg = f"a value is not JSON: {text[:60]!r} ({error}); without --json lines are text"
+        msg = f"not JSON: {text[:60]!r} ({error}); without --json lines are text"
         raise click.ClickException(msg) from None
     return NewRecord(text.encode(), key)
 
@@ -209,7 +248,7 @@ def _print(summary: ProduceSummary, form: str) -> None:
         return
     click.echo(f"written {summary.written} records to {summary.topic}")
     for partition, (first, last, count) in sorted(summary.offsets.items()):
-        click.echo(f"partition {partition} offsets {first}..{last} count={count}")
+        click.echo(f"{summary.topic}:{partition} offsets {first}..{last} count={count}")
     if summary.failed:
         click.echo(f"quorumlog: not written: {refused}, not known: {unknown}", err=True)
         for outcome in summary.failed[:ERRORS_SHOWN]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from http_api.cli.options import examples
 from http_api.cli.session import (
     UNKNOWN,
     Columns,
@@ -18,18 +19,19 @@ from http_api.client import cluster_state as calls
 
 @click.group()
 def quorum() -> None:
-    """Look at the controllers."""
+    """Show the controllers."""
 
 
+@examples("quorumlog quorum describe", "quorumlog quorum describe --replication")
 @quorum.command()
 @click.option(
     "--replication",
     is_flag=True,
-    help="A row for every voter and observer instead of the summary (text only).",
+    help="Show a row for each voter and observer instead of the summary.",
 )
 @cluster_command
 def describe(session: CommandSession, replication: bool) -> None:  # noqa: FBT001 a flag
-    """Show who leads, in which epoch, how far voters and brokers have come."""
+    """Show the leader, its epoch, and how far voters and brokers are."""
     found = session.call(calls.quorum)
     if replication:
         rows = [*map(_voter_row, found["voters"]), *map(_observer_row, found["observers"])]
@@ -38,7 +40,7 @@ def describe(session: CommandSession, replication: bool) -> None:  # noqa: FBT00
         session.show(found, _status_lines(found))
     if session.form == "text" and not found["is_from_leader"]:
         click.echo(
-            f"no active controller answers: told by controller {found['told_by']}, which follows",
+            f"no active controller answers: reported by controller {found['told_by']}, a follower",
             err=True,
         )
 

@@ -139,3 +139,8 @@ def cell_text(value: object) -> str:
 def or_blank(field: str) -> Callable[[Row], object]:
     """Return the function for a column that is blank if the field is absent, empty or 0."""
     return lambda row: row[field] or ""
+
+
+def or_dash(field: str) -> Callable[[Row], object]:
+    """Return the function for a column that is ``-`` if the field is absent or empty."""
+    return lambda row: row[field] or None

@@ -7,10 +7,26 @@ from typing import Any
 
 import click
 
-from http_api.cli.options import dry_run_option, parse_broker_ids, parse_pairs
+from http_api.cli.options import (
+    PARTITION,
+    TOPIC,
+    dry_run_option,
+    examples,
+    parse_configs,
+)
 from http_api.cli.partition import partition_json
-from http_api.cli.session import Columns, CommandSession, Row, cluster_command, table
+from http_api.cli.session import (
+    Columns,
+    CommandSession,
+    Row,
+    cluster_command,
+    or_dash,
+    table,
+)
 from http_api.client import admin
+from http_api.contract.grammar import GrammarError, parse_brokers
+
+names_argument = click.argument("names", metavar="TOPIC...", nargs=-1, required=True, type=TOPIC)
 
 TOPIC_COLUMNS: Columns = {
     "NAME": "name",
@@ -18,35 +34,53 @@ TOPIC_COLUMNS: Columns = {
     "REPLICAS": "replication_factor",
 }
 PARTITION_COLUMNS: Columns = {
-    "PARTITION": "partition",
+    "PARTITION": lambda row: f"{row['topic']}:{row['partition']}",
     "LEADER": lambda row: "none" if row["leader"] is None else row["leader"],
     "EPOCH": "leader_epoch",
     "REPLICAS": "replicas",
     "ISR": "isr",
-    "OUT-OF-SYNC": "out_of_sync",
+    "OUT-OF-SYNC": or_dash("out_of_sync"),
+    "FIRST-OFFSET": "first_offset",
+    "END-OFFSET": "end_offset",
 }
 
 
 @click.group()
 def topic() -> None:
-    """Create, alter, list, describe, delete topics, and trim their partitions."""
+    """Create, change, list, describe, delete topics, and trim their partitions."""
 
 
+@examples(
+    "quorumlog topic create clicks --partitions 3",
+    "quorumlog topic create views --partitions 2 --config retention.ms=7d",
+    "quorumlog topic create carts --assignments 1:2:3,2:3:1",
+)
 @topic.command()
-@click.argument("names", nargs=-1, required=True)
-@click.option("-p", "--partitions", type=int, help="[default: the cluster's num_partitions]")
+@names_argument
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    help="Make so many partitions.  [default: num.partitions of the cluster]",
+)
 @click.option(
     "-r",
     "--replication-factor",
     "--replicas",
-    type=int,
-    help="[default: the cluster's default_replication_factor]",
+    type=click.IntRange(min=1),
+    help="Keep so many replicas.  [default: default.replication.factor of the cluster]",
 )
-@click.option("-c", "--config", "configs", metavar="KEY=VALUE", multiple=True, help="A config.")
+@click.option(
+    "-c",
+    "--config",
+    "configs",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set a config of the topic; may be repeated. Times and sizes take units: 1h, 64MiB.",
+)
 @click.option(
     "--assignments",
     metavar="1:2:3,…",
-    help="The replicas of each partition, instead of the two numbers; the first leads.",
+    help="Place the replicas of each partition on these brokers; the first one leads.",
 )
 @dry_run_option
 @cluster_command
@@ -60,7 +94,7 @@ def create(
     dry_run: bool,  # noqa: FBT001 a flag of the command line
 ) -> int:
     """Create topics. Returns once every partition has a leader that is ready."""
-    settings = parse_pairs(configs, "-c")
+    settings = parse_configs(configs, "-c")
     replica_lists = _parse_assignments(assignments)
 
     def make(name: str) -> dict[str, object]:
@@ -84,13 +118,19 @@ def _created_line(row: Row) -> str:
     return f"{done} {row['name']} partitions={partitions} replication_factor={replicas}"
 
 
+@examples("quorumlog topic alter weblog --partitions 6 --dry-run")
 @topic.command()
-@click.argument("names", nargs=-1, required=True)
-@click.option("-p", "--partitions", type=int, required=True, help="How many in all.")
+@names_argument
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    required=True,
+    help="Grow to so many partitions in all.",
+)
 @click.option(
     "--assignments",
     metavar="1:2:3,…",
-    help="The replicas of each new partition, instead of the cluster's choice.",
+    help="Place the replicas of each new partition on these brokers; the first one leads.",
 )
 @dry_run_option
 @cluster_command
@@ -101,7 +141,10 @@ def alter(
     assignments: str | None,
     dry_run: bool,  # noqa: FBT001 a flag of the command line
 ) -> int:
-    """Give topics more partitions; there are never fewer. Records with a key may move to others."""
+    """Give topics more partitions; there are never fewer.
+
+    Later records of a key may go to another partition than earlier ones.
+    """
     replica_lists = _parse_assignments(assignments)
 
     def grow(name: str) -> dict[str, object]:
@@ -126,11 +169,16 @@ def _parse_assignments(text: str | None) -> list[tuple[int, ...]] | None:
     """Return the replicas of every partition in a text like ``1:2,2:3``."""
     if text is None:
         return None
-    return [parse_broker_ids(part, ":", "--assignments") for part in text.split(",")]
+    try:
+        return [parse_brokers(part, ":") for part in text.split(",")]
+    except GrammarError as error:
+        msg = f"--assignments {error}; commas separate partitions, as in 1:2:3,2:3:1"
+        raise click.UsageError(msg) from error
 
 
+@examples("quorumlog topic list", "quorumlog topic list --internal --format json")
 @topic.command("list")
-@click.option("-i", "--internal", is_flag=True, help="Topics the cluster made for itself, too.")
+@click.option("-i", "--internal", is_flag=True, help="Show the cluster's own topics too.")
 @cluster_command
 def list_topics(session: CommandSession, internal: bool) -> None:  # noqa: FBT001 a flag
     """List the topics."""
@@ -139,30 +187,40 @@ def list_topics(session: CommandSession, internal: bool) -> None:  # noqa: FBT00
     session.show_rows(map(asdict, shown), TOPIC_COLUMNS)
 
 
+@examples("quorumlog topic describe orders")
 @topic.command()
-@click.argument("names", nargs=-1, required=True)
+@names_argument
 @cluster_command
-def describe(session: CommandSession, names: tuple[str, ...]) -> None:
-    """Show partitions with leader, epoch, ISR and out-of-sync replicas, and the configs."""
-    found = [_describe(session, name) for name in names]
-    session.show(found, "\n".join(map(_description_lines, found)))
+def describe(session: CommandSession, names: tuple[str, ...]) -> int:
+    """Show partitions with leader, ISR and offsets, and changed configs."""
+    return session.for_each(names, lambda name: _describe(session, name), _description_lines)
 
 
 def _describe(session: CommandSession, name: str) -> dict[str, Any]:
-    layout = session.run(admin.topic_layout(name))
-    rows = [partition_json(item) for item in session.call(admin.partitions, name)]
-    return {"name": layout.name, "configs": dict(layout.configs), "partitions": rows}
+    found = session.call(admin.topic, name)
+    configs = session.call(admin.configs, admin.of_topic(name))
+    return {
+        "name": found.name,
+        "topic_id": found.topic_id,
+        "is_internal": found.is_internal,
+        "replication_factor": found.replication_factor,
+        "configs": {one.name: one.value for one in configs},
+        "changed_configs": sorted(one.name for one in configs if not one.is_default),
+        "partitions": [
+            partition_json(session, one) for one in session.call(admin.partitions, name)
+        ],
+    }
 
 
 def _description_lines(row: Row) -> str:
-    configs = [f"config {key}={value}" for key, value in sorted(row["configs"].items())]
-    return "\n".join(
-        [f"topic {row['name']}", table(row["partitions"], PARTITION_COLUMNS), *configs]
-    )
+    changed = [f"config {name}={row['configs'][name]}" for name in row["changed_configs"]]
+    head = f"topic {row['name']} id={row['topic_id']}"
+    return "\n".join([head, table(row["partitions"], PARTITION_COLUMNS), *changed])
 
 
+@examples("quorumlog topic delete old-orders")
 @topic.command()
-@click.argument("names", nargs=-1, required=True)
+@names_argument
 @cluster_command
 def delete(session: CommandSession, names: tuple[str, ...]) -> int:
     """Delete topics, with everything in them."""
@@ -174,20 +232,24 @@ def delete(session: CommandSession, names: tuple[str, ...]) -> int:
     return session.for_each(names, remove, lambda row: f"deleted {row['name']}")
 
 
+@examples("quorumlog topic trim orders:0 --before 1", "quorumlog topic trim old-logs:0 --before -1")
 @topic.command()
-@click.argument("name")
-@click.option("--partition", type=click.IntRange(min=0), required=True, help="Which partition.")
+@click.argument("place", metavar="TOPIC:PARTITION", type=PARTITION)
 @click.option(
     "--before",
     type=click.IntRange(min=-1),
     required=True,
-    help="The first offset to keep; -1 deletes all that is committed.",
+    help="Keep this offset and all behind it; -1 deletes every committed record.",
 )
 @cluster_command
-def trim(session: CommandSession, name: str, partition: int, before: int) -> None:
-    """Delete the beginning of a partition: every record below an offset. There is no way back."""
+def trim(session: CommandSession, place: tuple[str, int], before: int) -> None:
+    """Delete every record of a partition below an offset.
+
+    There is no way back.
+    """
+    name, partition = place
     start = session.call(admin.delete_records, name, partition, before)
     session.show(
-        {"topic": name, "partition": partition, "log_start_offset": start},
-        f"{name} partition {partition} begins at offset {start}",
+        {"topic": name, "partition": partition, "first_offset": start},
+        f"{name}:{partition} begins at offset {start}",
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from http_api.cli.options import format_option, set_option
+from http_api.cli.options import examples, format_option, set_option
 from http_api.node.cluster_file import DEFAULT_PORT
 from http_api.node.cluster_plan import DEFAULT_BROKERS, DEFAULT_CONTROLLERS, UpOptions
 from http_api.node.local_cluster import run_format, run_up
@@ -18,35 +18,42 @@ from http_api.node.node_start import raise_open_file_limit, set_up_logging
 from raft_metadata.common.clock import SystemClock
 
 
+@examples(
+    "quorumlog up",
+    "quorumlog up --controllers 1 --brokers 1 --port 0 --data-dir ./one",
+    "quorumlog up --set broker.session.timeout.ms=3000",
+)
 @click.command()
 @click.option(
     "--controllers",
     type=int,
-    help=f"1, 3, 5 or 7.  [default: what the directory holds, else {DEFAULT_CONTROLLERS}]",
+    help="Run 1, 3, 5 or 7 controllers.  [default: as many as the directory holds, else "
+    f"{DEFAULT_CONTROLLERS}]",
 )
 @click.option(
     "--brokers",
     type=int,
-    help=f"More than the directory holds are added.  [default: as held, else {DEFAULT_BROKERS}]",
+    help="Run so many brokers; more than the directory holds are added.  [default: as many as it "
+    f"holds, else {DEFAULT_BROKERS}]",
 )
 @click.option(
     "--port",
     type=int,
-    help="HTTP port P of broker 1; broker i has P+i-1, peers P+1000, controllers P+2000 and"
-    f" P+3000. 0 picks free ports.  [default: as held, else {DEFAULT_PORT}]",
+    help="Serve HTTP at port P for broker 1, P+i-1 for broker i; peers use P+1000, controllers "
+    f"P+2000 and P+3000. 0 picks free ports.  [default: as before, else {DEFAULT_PORT}]",
 )
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("quorumlog-data"),
     show_default=True,
-    help="Everything the cluster writes. The same directory finds everything again.",
+    help="Keep everything in this directory; the same one is continued.",
 )
-@click.option("--no-restart", is_flag=True, help="A node that dies stays dead.")
+@click.option("--no-restart", is_flag=True, help="Do not start a node again that has died.")
 @click.option(
     "--format-only",
     is_flag=True,
-    help="Make the folders and end: each config.toml can be edited before the first start.",
+    help="Make the folders, start nothing: each config.toml can be edited before the first start.",
 )
 @set_option
 @format_option
@@ -62,8 +69,9 @@ def up(
 ) -> int:
     """Run a whole local cluster: controllers and brokers, on this machine only.
 
-    Prints `quorumlog ready URL…` once it serves. Ctrl-C stops it cleanly (a second one kills).
-    A node that dies is started again. --set is for nodes made now; edit config.toml for others.
+    Prints `quorumlog ready URL…` and the line `export QUORUMLOG_URL=…` once it serves. Ctrl-C stops
+    it cleanly, a second one kills. A node that dies is started again. --set affects only nodes that
+    are made now; for others edit config.toml.
     """
     raise_open_file_limit()
     set_up_logging("up")

@@ -29,7 +29,8 @@ _LINES_PER_BATCH = 4
 class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A record. ``key`` and ``value`` are the JSON text as stored (base64 text if read as binary).
 
-    ``headers`` is None unless the producer set headers; ``timestamp`` is in milliseconds.
+    ``headers`` are ``{"key", "value"}`` objects, None unless the producer set some.
+    ``timestamp`` is in milliseconds.
     """
 
     topic: str
@@ -38,7 +39,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     key: msgspec.Raw
     value: msgspec.Raw
     timestamp: int | None = None
-    headers: msgspec.Raw | None = None
+    headers: list[dict[str, str | None]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,11 +257,18 @@ def _controller_id(body: bytes) -> int | None:
 
 
 def ready_text(description: ClusterDescription) -> str:
-    """Return the line that scripts wait for, and a command to try (interfaces.md §1)."""
+    """Return the line that scripts wait for, one for the shell, and a command to try.
+
+    The format is that of interfaces.md §1.
+    """
     urls = [entry.url for entry in description.brokers]
     curl = "curl -H 'Content-Type: application/json'"
     curl += """ -d '{"records":[{"value":"hello"}]}' """
-    return f"quorumlog ready {' '.join(urls)}\n{curl}{urls[0]}/topics/first\n"
+    return (
+        f"quorumlog ready {' '.join(urls)}\n"
+        f"export QUORUMLOG_URL={','.join(urls)}\n"
+        f"{curl}{urls[0]}/topics/first\n"
+    )
 
 
 def ready_json(description: ClusterDescription) -> str:

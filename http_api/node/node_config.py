@@ -97,12 +97,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def find_setting(key: str, origin: str) -> Setting:
-    """Return the setting ``key`` or ``section.key``; else raise `ConfigError` with the nearest."""
-    section, dot, name = key.rpartition(".")
-    setting = BY_NAME.get(name)
-    if setting is not None and (not dot or setting.section == section):
+    """Return the setting ``key`` or ``section.key``, with dots or underscores in the key.
+
+    Raises `ConfigError`, which names the nearest key.
+    """
+    section, dot, rest = key.partition(".")
+    wanted = rest if dot and section in SETTING_SECTIONS else key
+    setting = BY_NAME.get(wanted.replace(".", "_"))
+    if setting is not None and (wanted == key or setting.section == section):
         return setting
-    msg = f"{origin}: unknown key {key!r}, the nearest is {nearest(name, BY_NAME)!r}"
+    hint = nearest(wanted.replace(".", "_"), BY_NAME)
+    msg = f"{origin}: unknown key {key!r}, the nearest is {hint!r}"
     raise ConfigError(msg)
 
 
@@ -303,12 +308,11 @@ def _unknown_section(section: str, origin: str) -> ConfigError:
 
 def _assign(table: dict[str, dict[str, Any]], key: str, value: str, origin: str) -> None:
     section, dot, name = key.partition(".")
-    if not dot or section in SETTING_SECTIONS:
+    is_setting = key.replace(".", "_") in BY_NAME or section not in SECTIONS
+    if not dot or is_setting or section in SETTING_SECTIONS:
         setting = find_setting(key, origin)
         table[setting.section][setting.row.key] = setting.parse(value, origin)
         return
-    if section not in SECTIONS:
-        raise _unknown_section(section, origin)
     _check_key(section, name, origin)
     if section == "controllers":
         table[section][name] = _inline_table(value, origin)

@@ -32,7 +32,20 @@ async def shell() -> AsyncIterator[Shell]:
 
 async def test_produce_makes_a_topic_of_its_own_and_removes_it(shell: Shell) -> None:
     done = await shell(
-        *("bench", "produce", "-n", "250", "-b", "100", "-c", "2", "-s", "20", "-p", "2"),
+        *(
+            "bench",
+            "produce",
+            "-n",
+            "250",
+            "-b",
+            "100",
+            "--connections",
+            "2",
+            "-s",
+            "20",
+            "--partitions",
+            "2",
+        ),
         *("--format", "json"),
     )
     assert done.code == 0, done.err
@@ -53,7 +66,7 @@ async def test_produce_makes_a_topic_of_its_own_and_removes_it(shell: Shell) -> 
 async def test_a_topic_that_is_named_is_kept_and_read_once(shell: Shell) -> None:
     wrote = await shell(
         *("bench", "produce", "-t", "flights", "-d", "1.5", "--throughput", "100", "-b", "10"),
-        *("--acks", "1", "-c", "1"),
+        *("--acks", "1", "--connections", "1"),
     )
     assert wrote.code == 0, wrote.err
     written = sum(log.end for log in shell.door.apis.logs.values())
@@ -63,7 +76,7 @@ async def test_a_topic_that_is_named_is_kept_and_read_once(shell: Shell) -> None
     assert wrote.lines[2] == "errors 0"
     assert " records  " in wrote.err  # one line a second
 
-    read = await shell("bench", "fetch", "-t", "flights", "-c", "2", "--format", "json")
+    read = await shell("bench", "fetch", "-t", "flights", "--connections", "2", "--format", "json")
     assert read.code == 0, read.err
     assert read.json["records"] == written
     assert read.json["partitions"] == 2
@@ -72,7 +85,7 @@ async def test_a_topic_that_is_named_is_kept_and_read_once(shell: Shell) -> None
 
 
 async def test_fetch_fills_a_topic_of_its_own_first(shell: Shell) -> None:
-    done = await shell("bench", "fetch", "-n", "700", "-c", "1", "--format", "json")
+    done = await shell("bench", "fetch", "-n", "700", "--connections", "1", "--format", "json")
     assert done.code == 0, done.err
     assert done.json["records"] == 700
     assert {topic.name for topic in shell.door.apis.image.topics.values()} == {"flights"}
@@ -80,7 +93,7 @@ async def test_fetch_fills_a_topic_of_its_own_first(shell: Shell) -> None:
 
 async def test_errors_are_counted_told_and_make_it_fail(shell: Shell) -> None:
     shell.door.apis.record_errors = {1: KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, "one of two")}
-    done = await shell("bench", "produce", "-n", "4", "-b", "2", "-c", "1")
+    done = await shell("bench", "produce", "-n", "4", "-b", "2", "--connections", "1")
     assert done.code == 1
     assert done.lines[2] == "errors 2"
     assert "NOT_ENOUGH_REPLICAS: one of two" in done.err

@@ -82,7 +82,7 @@ async def test_quorum_describe_says_when_a_follower_tells_it(shell: Shell) -> No
     code, out, err = await shell("quorum", "describe")
     assert code == 0
     assert "leader               none" in out
-    assert err == "no active controller answers: told by controller 102, which follows\n"
+    assert err == "no active controller answers: reported by controller 102, a follower\n"
 
 
 # ---------------------------------------------------------------- cluster health

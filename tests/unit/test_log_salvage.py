@@ -465,7 +465,7 @@ def test_the_command_says_what_is_lost_and_what_to_do_next(node: Path) -> None:
     code, text = quorumlog("salvage", str(node))
     assert code == 0
     assert text.startswith(dry.splitlines()[0])
-    assert "quorumlog elect unclean --topic orders --partition 0 --yes" in text
+    assert "quorumlog elect unclean orders:0 --yes" in text
     (copy,) = node.parent.glob(".deleted/*:salvaged")
     assert f"the damaged log is kept in {copy}" in text
     report = check_folder(node, clean_ends(node.parent).get(node.name))
