@@ -1,10 +1,12 @@
-"""At most once: commit, then use the records. Killed in between, it never uses some of them.
+"""Commit, then use records: at most once. After a kill in between, some are never used.
 
-Appends records of a topic to a file, one line each; no line comes twice, some may be missing:
+The program appends records of a topic to a file, one line each. No record is written twice; some
+may be missing. From a checkout:
 
     python docs/examples/at_most_once.py --topic orders --group sampler --out orders.txt
 
-Start it several times: the partitions are shared. Ctrl-C ends it after the batch it is at.
+Start it several times with different files: each process gets a share of the partitions. Ctrl-C
+ends it after the present batch.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from http_api.client.transport import DEFAULT_URL, Client
 
 
 def use(record: Record, out: TextIO) -> None:
-    """Whatever is to be done with a record."""
+    """Process one record. Replace this with your own work."""
     out.write(f"{record.partition} {record.offset} {bytes(record.value).decode()}\n")
     out.flush()
 
 
 def run(options: argparse.Namespace, stop: threading.Event) -> None:
-    """Read, commit, use, until told to stop."""
+    """Read, commit and use batches until ``stop`` is set."""
     settings = InstanceSettings(auto_offset_reset="earliest", session_timeout_ms=options.session_ms)
     with (
         Path(options.out).open("a", encoding="utf-8") as out,
@@ -39,14 +41,16 @@ def run(options: argparse.Namespace, stop: threading.Event) -> None:
         consumer.subscribe([options.topic])
         while not stop.is_set():
             records = consumer.poll(wait_ms=1_000, max_bytes=options.batch_bytes)
-            not_ours = consumer.commit()  # raises if it is not certain: then nothing is used
+            # An unknown outcome raises an error here, before any of these records is used.
+            # Partitions that this member no longer owns are returned: their next owner reads them.
+            not_committed = consumer.commit()
             for record in records:
-                if (record.topic, record.partition) not in not_ours:
+                if (record.topic, record.partition) not in not_committed:
                     use(record, out)
 
 
 def main() -> None:
-    """Read the options, stop at a signal."""
+    """Read the options, and run until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--url", default=os.environ.get("QUORUMLOG_URL", DEFAULT_URL))
     parser.add_argument("--topic", required=True)
@@ -54,7 +58,10 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--batch-bytes", type=int, default=1_048_576)
     parser.add_argument(
-        "--session-ms", type=int, default=10_000, help="after this long a silent member is dead"
+        "--session-ms",
+        type=int,
+        default=10_000,
+        help="time without a call after which a member has left, in milliseconds",
     )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

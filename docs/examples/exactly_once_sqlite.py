@@ -1,12 +1,14 @@
-"""Exactly once into SQLite: the rows and the offset behind them in one transaction.
+"""Copy a topic into SQLite, exactly once: rows and next offset in one transaction.
 
-Copies a topic into the table ``records``; killed at any point, it goes on where the database is:
+The program copies a topic into the table ``records``. Killed at any point, it continues at the
+offsets in the database. From a checkout:
 
     python docs/examples/exactly_once_sqlite.py --topic orders --out orders.db
 
-The database decides where reading goes on, so the partitions are assigned by hand and sought at
-the start. Nothing is committed to the group: two truths about one position would differ some day.
-Run one of these per database. Ctrl-C ends it after the batch it is at.
+The database holds the only copy of the offsets: nothing is committed to the group, because two
+copies could differ after a crash. So the partitions are assigned by hand, and at the start the
+consumer seeks to the stored offsets. Run one process per database. Ctrl-C ends it after the present
+batch.
 """
 
 from __future__ import annotations
@@ -32,19 +34,19 @@ CREATE TABLE IF NOT EXISTS positions (topic TEXT, partition INTEGER, next_offset
 
 
 def use(record: Record, database: sqlite3.Connection) -> None:
-    """Whatever is to be done with a record, as long as it is done in this database."""
+    """Process one record. Replace this with your own work, all of it in this database."""
     row = (record.partition, record.offset, bytes(record.value).decode())
     database.execute("INSERT INTO records VALUES (?, ?, ?)", row)
 
 
 def remember(database: sqlite3.Connection, topic: str, partition: int, next_offset: int) -> None:
-    """Where to go on, in the same transaction as what was done."""
+    """Store the offset to continue at, in the transaction of the rows."""
     row = (topic, partition, next_offset)
     database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", row)
 
 
 def run(options: argparse.Namespace, stop: threading.Event) -> None:
-    """Go on where the database is, until told to stop."""
+    """Continue at the stored offsets, until ``stop`` is set."""
     database = sqlite3.connect(options.out)
     database.executescript(SCHEMA)
     query = "SELECT partition, next_offset FROM positions WHERE topic = ?"
@@ -58,7 +60,7 @@ def run(options: argparse.Namespace, stop: threading.Event) -> None:
         consumer.seek({(options.topic, number): positions.get(number, 0) for number in partitions})
         while not stop.is_set():
             records = consumer.poll(wait_ms=1_000, max_bytes=options.batch_bytes)
-            with database:  # one transaction: all of it, or nothing
+            with database:  # one transaction: rows and offsets, or nothing
                 for record in records:
                     use(record, database)
                     remember(database, options.topic, record.partition, record.offset + 1)
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace, stop: threading.Event) -> None:
 
 
 def main() -> None:
-    """Read the options, stop at a signal."""
+    """Read the options, and run until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--url", default=os.environ.get("QUORUMLOG_URL", DEFAULT_URL))
     parser.add_argument("--topic", required=True)

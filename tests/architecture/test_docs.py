@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.architecture.tree import (
     PACKAGES,
@@ -19,8 +21,13 @@ from tests.architecture.tree import (
 )
 
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
-HEADING_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
+CODE_SPAN = re.compile(r"`[^`\n]+`")
+LINK = re.compile(r"\]\(([^)\s]+)")
+REFERENCE = re.compile(r"(?m)^\[[^\]]+\]: (\S+)")
+HTML_LINK = re.compile(r'<[a-z][^>]*\s(?:src|srcset|href)="([^"\s]+)')
+ELSEWHERE = re.compile(r"[a-z]+:")
+LINK_AROUND = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+ANCHOR = re.compile(r'\sid="([^"]+)"')
 DECISIONS = Path("docs/decisions")
 DECISION_NAME = re.compile(r"(\d{4})-[a-z0-9-]+\.md")
 
@@ -39,14 +46,53 @@ def test_every_document_has_one_title_and_it_comes_first() -> None:
     assert found == []
 
 
+class Link(NamedTuple):
+    """A link of a document to a place in the tree."""
+
+    target: str
+    """Relative to the document; empty: the document itself."""
+    heading: str
+
+
+def links(path: Path) -> list[Link]:
+    """All links of a document that don't leave the tree, pictures and HTML included."""
+    words = CODE_SPAN.sub("", prose(path))
+    targets = [*LINK.findall(words), *REFERENCE.findall(words), *HTML_LINK.findall(words)]
+    inside = [target for target in targets if not ELSEWHERE.match(target)]
+    return [Link(target, heading) for target, _, heading in (one.partition("#") for one in inside)]
+
+
+def place(path: Path, link: Link) -> Path:
+    """Where a link of this document leads, relative to the root; a folder means its README."""
+    if not link.target:
+        return path
+    found = Path(os.path.normpath(path.parent / link.target))
+    return found / "README.md" if found / "README.md" in project_files() else found
+
+
 def test_every_link_to_a_file_leads_somewhere() -> None:
+    """Only to files of the project: one that git ignores is missing in a clone."""
+    there = {each for path in project_files() for each in (path, *path.parents)}
     found = [
-        f"{path} → {target}"
+        f"{path} → {link.target}"
         for path in markdown_files()
-        for target in LINK.findall(prose(path))
-        if not (ROOT / path.parent / target).exists()
+        for link in links(path)
+        if place(path, link) not in there
     ]
     assert found == []
+
+
+def test_every_page_is_reached_from_the_readme_or_the_map() -> None:
+    """README.md and docs/README.md, and from there by links from page to page."""
+    pages = set(markdown_files())
+    reached: set[Path] = set()
+    waiting = [Path("README.md"), Path("docs/README.md")]
+    while waiting:
+        page = waiting.pop()
+        if page in pages and page not in reached:
+            reached.add(page)
+            waiting += [place(page, link) for link in links(page)]
+    assert sorted(map(str, pages - reached)) == []
 
 
 MODULE = re.compile(r"`([a-z_/]+\.py)`")
@@ -95,19 +141,44 @@ def test_every_hop_of_the_walks_names_a_function_that_exists() -> None:
 
 
 def headings(path: Path) -> set[str]:
-    """What links call the headings of a document: lower case, hyphens, no punctuation."""
-    titles = re.findall(r"(?m)^#+ (.*)$", prose(path))
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    """What links call the headings of a document: lower case, hyphens, no punctuation.
+
+    A heading that comes again gets -1, -2 and so on.
+    """
+    titles = re.findall(r"(?m)^#+ (.*)$", LINK_AROUND.sub(r"\1", prose(path)))
+    names = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+    earlier: Counter[str] = Counter()
+    found = set(ANCHOR.findall(prose(path)))
+    for name in names:
+        found.add(f"{name}-{earlier[name]}" if earlier[name] else name)
+        earlier[name] += 1
+    return found
 
 
 def test_every_link_to_a_heading_leads_somewhere() -> None:
+    pages = set(markdown_files())
     found = [
-        f"{path} → {target}#{heading}"
+        f"{path} → {link.target}#{link.heading}"
         for path in markdown_files()
-        for target, heading in HEADING_LINK.findall(prose(path))
-        if heading not in headings(path.parent / target if target else path)
+        for link in links(path)
+        if link.heading
+        and place(path, link) in pages
+        and link.heading not in headings(place(path, link))
     ]
     assert found == []
+
+
+def test_links_are_found_in_all_their_spellings(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        '# A `b`, c\n\n## [D](d.md)\n\n## D\n\n<a id="e"></a> [1](a.md#b) [`2`](b.md) '
+        "![3](c.svg)\n[4](#d-1) [5](https://example.org) `[6](x.md)`\n\n"
+        '<img alt="7" src="e.svg"><source srcset="f.svg"><a href="g.md">8</a>\n\n'
+        "[9]: h.md\n\n```text\n[10](y.md)\n```\n"
+    )
+    targets = ["d.md", "a.md#b", "b.md", "c.svg", "#d-1", "h.md", "e.svg", "f.svg", "g.md"]
+    assert links(page) == [Link(*each.partition("#")[::2]) for each in targets]
+    assert headings(page) == {"a-b-c", "d", "d-1", "e"}
 
 
 def decisions() -> list[Path]:

@@ -17,6 +17,7 @@ IN_ORDER = (
     "symptoms.md",
     "inside.md",
     "durability.md",
+    "draining.md",
     "retention.md",
     "compression.md",
     "upgrade.md",
@@ -27,7 +28,9 @@ IN_ORDER = (
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DocumentedCluster]:
-    with documented_cluster(tmp_path_factory.mktemp("operating")) as running:
+    directory = tmp_path_factory.mktemp("operating")
+    often = "log_retention_check_interval_ms=1000"  # retention.md: to see it in seconds
+    with documented_cluster(directory, "--set", often) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -95,7 +95,7 @@ class DocumentedCluster:
     def play(self, played: Sequence[Step]) -> Played:
         """Run steps in one shell, in order."""
         script = "".join(f"{step.commands}\necho '{END_OF_STEP}'\n" for step in played)
-        done = subprocess.run(
+        shell = subprocess.Popen(
             ["bash", "-uc", self.here(script)],
             cwd=self.directory,
             env={
@@ -103,14 +103,25 @@ class DocumentedCluster:
                 "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
                 "QUORUMLOG_URL": ",".join(self.brokers()),
             },
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
-            timeout=PAGE_DEADLINE_S,
+            start_new_session=True,
         )
-        outputs = done.stdout.split(f"{END_OF_STEP}\n")
-        assert len(outputs) == len(played) + 1, done.stdout + done.stderr
-        return Played(outputs[:-1], done.stderr)
+        late = False
+        try:
+            printed, errors = shell.communicate(timeout=PAGE_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:
+            with suppress(ProcessLookupError):  # what a page started in the background, too
+                os.killpg(shell.pid, signal.SIGKILL)
+        if late:
+            printed, errors = shell.communicate()
+        outputs = printed.split(f"{END_OF_STEP}\n")
+        assert not late, f"late: {played[len(outputs) - 1].commands}\n{printed}\n{errors}"
+        assert len(outputs) == len(played) + 1, printed + errors
+        return Played(outputs[:-1], errors)
 
     def check(self, page: str) -> Played:
         """Run a page's text and compare every output that it shows."""
@@ -126,20 +137,23 @@ class DocumentedCluster:
 
 
 @contextmanager
-def documented_cluster(directory: Path) -> Iterator[DocumentedCluster]:
-    """Start the cluster of the pages in an empty directory, on free ports."""
-    with quorumlog_up(BIN / "quorumlog", directory):
+def documented_cluster(directory: Path, *options: str) -> Iterator[DocumentedCluster]:
+    """Start the cluster of the pages in an empty directory, on free ports.
+
+    ``options`` are more options of `quorumlog up`.
+    """
+    with quorumlog_up(BIN / "quorumlog", directory, *options):
         nodes = json.loads((directory / "quorumlog-data" / "cluster.json").read_text())
         urls = [node["url"] for node in (*nodes["brokers"], *nodes["controllers"])]
         yield DocumentedCluster(directory, dict(zip(DOCUMENTED_PORTS, urls, strict=True)))
 
 
 @contextmanager
-def quorumlog_up(command: Path, directory: Path) -> Iterator[list[str]]:
+def quorumlog_up(command: Path, directory: Path, *options: str) -> Iterator[list[str]]:
     """Run `quorumlog up` as installed, in that directory, on free ports; the brokers' URLs."""
     with (directory / "up.log").open("w") as log:
         up = subprocess.Popen(
-            [command, "up", "--port", "0"],
+            [command, "up", "--port", "0", *options],
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=log,
