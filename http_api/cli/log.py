@@ -55,10 +55,10 @@ def salvage(
 ) -> int:
     """Make a damaged log one that a broker can open.
 
-    DIR is a partition's folder. The broker must not run (exit code 75, naming its pid). Sound batches stay as they are, at their
-    offsets; damaged ones are covered by empty batches, or cut if nothing sound follows. The lost
-    offsets are printed. The damaged log is kept, which needs as much room as the rest takes. A log
-    that a start can open is not changed.
+    DIR is a partition's folder. The broker must not run (exit code 75, naming its pid). Sound
+    batches stay as they are, at their offsets; damaged ones are covered by empty batches, or cut if
+    nothing sound follows. The lost offsets are printed. The damaged log is kept, which needs as
+    much room as the rest takes. A log that a start can open is not changed.
 
     Afterwards the broker reports the partition as unclean, so that it is not counted as a replica
     that holds everything. If no other replica holds the data, an unclean election brings it back.
