@@ -130,7 +130,7 @@ def bench() -> None:
 
 @examples(
     "quorumlog bench produce -n 10000",
-    "quorumlog bench produce -t weblog -d 2s --size 1KiB --connections 4",
+    "quorumlog bench produce -t weblog -d 1s --size 1KiB --connections 4",
 )
 @bench.command()
 @topic_option

@@ -57,7 +57,7 @@ def list_configs(session: CommandSession, words: tuple[str, ...], changed: bool)
 @click.argument("words", metavar=f"{PLACE} [NAME...]", nargs=-1, required=True)
 @cluster_command
 def describe(session: CommandSession, words: tuple[str, ...]) -> int:
-    """Show configs with their meaning, their range and every place that sets them."""
+    """Show configs with meaning, range, and where they are set."""
     place, names = _parse_place(words, writing=True)
     if not names:
         found = [_row(one) for one in session.call(admin.configs, place)]
@@ -92,7 +92,7 @@ def set_configs(session: CommandSession, words: tuple[str, ...], dry_run: bool) 
 @dry_run_option
 @cluster_command
 def reset(session: CommandSession, words: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 a flag
-    """Reset configs to the value of the cluster, of the node's file, or the default."""
+    """Remove values, so that the next source or the default holds."""
     place, names = _parse_place(words, writing=True)
     _require_words(names, "NAME", "retention.ms")
     _alter(session, place, dict.fromkeys(names), dry_run=dry_run)

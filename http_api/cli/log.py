@@ -53,9 +53,9 @@ def salvage(
     topic_id: str | None,
     form: str,
 ) -> int:
-    """Make a damaged log, in a partition's folder DIR, one that can be opened.
+    """Make a damaged log one that a broker can open.
 
-    The broker must not run (exit code 75, naming its pid). Sound batches stay as they are, at their
+    DIR is a partition's folder. The broker must not run (exit code 75, naming its pid). Sound batches stay as they are, at their
     offsets; damaged ones are covered by empty batches, or cut if nothing sound follows. The lost
     offsets are printed. The damaged log is kept, which needs as much room as the rest takes. A log
     that a start can open is not changed.

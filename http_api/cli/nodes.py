@@ -130,7 +130,7 @@ def broker(
 @click.option("-a", "--all", "include_all", is_flag=True, help="Show brokers that are down, too.")
 @cluster_command
 def list_brokers(session: CommandSession, include_all: bool) -> None:  # noqa: FBT001 a flag
-    """List the brokers with their state and their share of the partitions."""
+    """List the brokers with their state and their partitions."""
     found = session.call(admin.brokers, include_all=include_all)
     session.show_rows(map(asdict, found), BROKER_COLUMNS)
 

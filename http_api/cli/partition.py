@@ -210,7 +210,7 @@ def unclean(
     wanted: tuple[TopicPartitions, ...],
     yes: bool,  # noqa: FBT001 a flag of the command line
 ) -> int:
-    """Let any live replica lead where no eligible one is left; may lose records."""
+    """Let any live replica lead; acknowledged records may be lost."""
     if not yes:
         msg = "an unclean leader may lack acknowledged records, which are then lost: add --yes"
         raise click.UsageError(msg)
@@ -329,7 +329,10 @@ def cancel(
     wanted: tuple[TopicPartitions, ...],
     everything: bool,  # noqa: FBT001 a flag
 ) -> None:
-    """Cancel moves: replicas being added are removed, those being removed stay."""
+    """Cancel moves under way.
+
+    Replicas that are being added are removed; those that are being removed stay.
+    """
     if everything == bool(wanted):
         msg = "expected TOPIC or TOPIC:PARTITION, as in orders or orders:0, or --all"
         raise click.UsageError(msg)

@@ -80,7 +80,7 @@ async def test_topic_trim_on_the_command_line(door: Door) -> None:
     done = await shell("topic", "trim", "flights:0", "--before", "3")
     assert done.out == "flights:0 begins at offset 3\n"
     said = await shell("topic", "trim", "flights:0", "--before", "-1", "--format", "json")
-    assert json.loads(said.out) == {"topic": "flights", "partition": 0, "log_start_offset": 10}
+    assert json.loads(said.out) == {"topic": "flights", "partition": 0, "first_offset": 10}
     refused = await shell("topic", "trim", "flights:0", "--before", "99")
     assert refused.code == 1
     assert "high watermark 10" in refused.err

@@ -181,7 +181,7 @@ async def test_json_values_are_stored_byte_for_byte(shell: Shell) -> None:
     part = await shell("produce", "flights", "--json", stdin="1\n2\n{oops\n3\n")
     assert (part.code, part.lines[0]) == (1, "written 2 records to flights")
     assert "line 3: not JSON: '{oops'" in part.err
-    assert "nothing from there on was written" in part.err
+    assert "written are the 2 lines before it" in part.err
     assert refused.code == 1
     assert "not JSON" in refused.err
 
@@ -280,3 +280,45 @@ async def test_a_record_that_is_refused_ends_with_exit_1_and_says_so(shell: Shel
     assert written.code == 1
     assert "MESSAGE_TOO_LARGE" in written.err
     assert written.lines[0] == "written 1 records to flights"
+
+
+async def test_a_line_that_is_too_long_does_not_lose_the_lines_before_it(shell: Shell) -> None:
+    """The lines of its batch that were not sent yet had been dropped."""
+    data = b"1\n2\n" + b"x" * 16_100_000 + b"\n4\n"
+    written = await shell("produce", "flights:0", stdin=data)
+    assert written.code == 1
+    assert "line 3: longer than 16000000 bytes; written are the 2 lines before it" in written.err
+    assert (await shell("consume", "flights:0")).lines == ["1", "2"]
+
+
+async def send(shell: Shell, partition: int, record: dict[str, Any]) -> None:
+    path = f"/topics/flights/partitions/{partition}"
+    sent = await shell.door.call(
+        "POST",
+        path,
+        json.dumps({"records": [record]}),
+        headers={"Content-Type": "application/json"},
+    )
+    assert sent.status == 200
+
+
+async def test_the_last_records_of_all_partitions_are_printed_by_time(shell: Shell) -> None:
+    for number in range(6):
+        await send(shell, number % 2, {"value": str(number), "timestamp": 1_000 + number})
+    assert (await shell("consume", "flights", "--last", "3")).lines == ["3", "4", "5"]
+    assert (await shell("consume", "flights:1", "--last", "2")).lines == ["3", "5"]
+    assert len((await shell("consume", "flights", "--last", "100")).lines) == 6
+
+
+async def test_headers_of_records_are_printed_as_json(shell: Shell) -> None:
+    """A record with headers could not be decoded."""
+    headers = [{"key": "trace", "value": "YWI="}]
+    await send(shell, 0, {"value": 1, "headers": headers})
+    read = await shell("consume", "flights:0", "--format", "json")
+    assert read.json["headers"] == headers
+
+
+async def test_one_partition_that_is_not_there_is_named_with_the_range(shell: Shell) -> None:
+    absent = await shell("consume", "flights:0,7")
+    assert absent.code == 1
+    assert "Partition 'flights:7' not found: the topic has partitions 0 to 1" in absent.err
