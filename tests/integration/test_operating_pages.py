@@ -29,7 +29,7 @@ IN_ORDER = (
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DocumentedCluster]:
     directory = tmp_path_factory.mktemp("operating")
-    often = "log_retention_check_interval_ms=1000"  # retention.md: to see it in seconds
+    often = "log.retention.check.interval.ms=1000"  # as retention.md says
     with documented_cluster(directory, "--set", often) as running:
         yield running
 
