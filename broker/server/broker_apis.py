@@ -17,6 +17,7 @@ from broker.record.values import partition_for_key
 from broker.server.admin import AdminRequests, RecordDeletion
 from broker.server.coordinator_ports import BrokerDataReader
 from broker.server.direct_requests import DirectRequests
+from broker.server.drains import DrainWatch
 from broker.server.fetch import ReadRouting
 from broker.server.forwarded_produce import (
     ForwardedProduces,
@@ -113,7 +114,14 @@ class RoutedBrokerApis:
         self._admin = AdminRequests(
             config, local, loader, controllers, peers, self.local_facts, self._topics
         )
-        self._metadata = MetadataRequests(config, loader, controllers, self._damage_of)
+        self._drains = DrainWatch()
+        self._metadata = MetadataRequests(
+            config,
+            loader,
+            controllers,
+            self._damage_of,
+            lambda image: self._drains.stuck(image, clock.monotonic_ms()),
+        )
         self.router = LeaderRouter(loader, peers, clock)
         self._rotation = int.from_bytes(random_bytes(4), "little")
         self._producer_ids = ProducerIds(config.broker_id, lifecycle, controllers)
@@ -130,6 +138,10 @@ class RoutedBrokerApis:
             config, self.router, self._reads, self.coordinator, loader, self._topics, clock,
             random_bytes,
         )  # fmt: skip
+
+    def observe_drains(self, image: MetadataImage) -> None:
+        """Note how far drains are; called for each image, in order."""
+        self._drains.observe(image, self._clock.monotonic_ms())
 
     # facts
 

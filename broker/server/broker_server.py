@@ -203,6 +203,7 @@ class BrokerServer:
             self._settled.set()
         self.apis.forwarded.image_changed()
         self.apis.router.image_changed(before, image)
+        self.apis.observe_drains(image)
 
     async def start(self) -> None:
         """Open and sync every log (rule Q1).

@@ -6,11 +6,12 @@ does not show which leaders have damaged logs, so `MetadataRequests` collects th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from broker.server.drains import STUCK_AFTER_MS, StuckDrain
 from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 from raft_metadata.records.quorum_view import ControllerState
@@ -109,7 +110,7 @@ class _Tally:
     def add(self, topic: str, partition: int) -> None:
         self.count += 1
         if len(self.examples) < EXAMPLES_MAX:
-            self.examples.append(f"{topic}-{partition}")
+            self.examples.append(f"{topic}:{partition}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +201,13 @@ def judge(
     leader: ControllerState | None,
     controllers: Mapping[int, ControllerState | None],
     damage: TotalDamage = NO_DAMAGE,
+    stuck_drains: Sequence[StuckDrain] = (),
 ) -> ClusterHealth:
     """Return the verdict on the cluster, with the worst reasons first.
 
     ``leader``: the active controller's state, None if no controller answers as such.
     ``controllers``: each controller's answer to this broker, None without one. ``damage``: the
-    leaders' reports on their logs.
+    leaders' reports on their logs. ``stuck_drains``: drains without progress.
     """
     reasons = sorted(
         (
@@ -213,6 +215,7 @@ def judge(
             *_broker_reasons(image),
             *_partition_reasons(tallies),
             *_damage_reasons(damage),
+            *map(_drain_reason, stuck_drains),
         ),
         key=lambda reason: _ORDER.index(reason.status),
         reverse=True,
@@ -358,7 +361,7 @@ def _damage_reasons(damage: TotalDamage) -> Iterator[HealthReason]:
     if damage.named:
         one = damage.named[0]
         text += (
-            f", as {one.topic}-{one.partition} on broker {one.leader} ({one.reason}); bring its "
+            f", as {one.topic}:{one.partition} on broker {one.leader} ({one.reason}); bring its "
             f"other replicas back, `quorumlog partition describe {one.topic}:{one.partition}` "
             "names them"
         )
@@ -368,9 +371,26 @@ def _damage_reasons(damage: TotalDamage) -> Iterator[HealthReason]:
         message=text,
         count=damage.count,
         examples=tuple(
-            f"{each.topic}-{each.partition} on broker {each.leader}: {each.reason}"
+            f"{each.topic}:{each.partition} on broker {each.leader}: {each.reason}"
             for each in damage.named[:EXAMPLES_MAX]
         ),
+    )
+
+
+def _drain_reason(drain: StuckDrain) -> HealthReason:
+    """Return the defect of a drain that does not move, with the next command."""
+    kind = "leaderships" if drain.scope is DrainScope.LEADERS else "replicas"
+    reasons = "; ".join(f"{count}: {reason}" for reason, count in drain.reasons)
+    return HealthReason(
+        code="DRAIN_STUCK",
+        status=HealthStatus.DEGRADED,
+        message=(
+            f"the drain of broker {drain.broker_id} has not moved for "
+            f"{STUCK_AFTER_MS // 1000} s: {drain.left} {kind} are left ({reasons}); remove the "
+            f"cause, or end it with `quorumlog broker undrain {drain.broker_id}`"
+        ),
+        count=drain.left,
+        examples=(str(drain.broker_id),),
     )
 
 

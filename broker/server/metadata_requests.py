@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel
+    from broker.server.drains import StuckDrain
     from broker.server.health import Damage
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.ids import BrokerId, MetadataOffset
@@ -108,8 +109,13 @@ class MetadataRequests:
         loader: MetadataLoader,
         controllers: ControllerChannel,
         ask_damage: AskDamage,
+        stuck_drains: Callable[[MetadataImage], Sequence[StuckDrain]] = lambda _: (),
     ) -> None:
-        """Take ``ask_damage``, which requests from a broker what it leads over damaged logs."""
+        """Take ``ask_damage``, which requests from a broker what it leads over damaged logs.
+
+        ``stuck_drains`` returns the drains without progress, by this broker's images.
+        """
+        self._stuck_drains = stuck_drains
         self._ask_damage = ask_damage
         self._config = config
         self._loader = loader
@@ -219,7 +225,7 @@ class MetadataRequests:
         tallies = await self._tallies(image)
         leader = _leader(state for state in states.values() if state is not None)
         controllers = {int(node): state for node, state in states.items()}
-        return judge(image, tallies, leader, controllers, damage)
+        return judge(image, tallies, leader, controllers, damage, self._stuck_drains(image))
 
     async def _tallies(self, image: MetadataImage) -> PartitionTallies:
         async with self._tallying:

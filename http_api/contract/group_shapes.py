@@ -173,10 +173,13 @@ def lag(links: Links, group_id: str, found: ConsumerLag) -> JsonObject:
     }
 
 
-def lag_summary(links: Links, group_id: str, lags: Sequence[ConsumerLag]) -> JsonObject:
-    """Return the largest lag and the sum of all lags.
+def lag_summary(
+    links: Links, group_id: str, lags: Sequence[ConsumerLag], *, is_complete: bool = True
+) -> JsonObject:
+    """Return the largest known lag and the sum of all lags.
 
-    Partitions whose end is unknown are left out; if no lag is known, the fields are null and 0.
+    The sum is null if a lag is not known, or if the group reads partitions without a committed
+    offset (not ``is_complete``); the largest lag is null if no lag is known.
     """
     path = (GROUPS, group_id)
     known = [row for row in lags if row.committed.lag is not None]
@@ -195,8 +198,12 @@ def lag_summary(links: Links, group_id: str, lags: Sequence[ConsumerLag]) -> Jso
         "max_lag_client_id": longest.client_id if longest is not None else "",
         "max_lag_topic_name": worst.topic if worst is not None else None,
         "max_lag_partition_id": worst.partition if worst is not None else None,
-        "max_lag": worst.lag if worst is not None else 0,
-        "total_lag": sum(row.committed.lag or 0 for row in known),
+        "max_lag": worst.lag if worst is not None else None if lags or not is_complete else 0,
+        "total_lag": (
+            sum(row.committed.lag or 0 for row in known)
+            if is_complete and len(known) == len(lags)
+            else None
+        ),
         "max_lag_consumer": links.related(*path, "consumers", owner) if owner else None,
         "max_lag_partition": (
             links.related("topics", worst.topic, "partitions", worst.partition)

@@ -170,10 +170,10 @@ async def test_a_degraded_cluster_says_why_with_a_200(door: Door) -> None:
     assert said["reasons"][3] == {
         "code": "UNDER_REPLICATED_PARTITIONS",
         "status": "degraded",
-        "message": "7 partitions have replicas that are not in sync: flights-0, flights-1, "
-        "orders-0, orders-1, orders-2, …",
+        "message": "7 partitions have replicas that are not in sync: flights:0, flights:1, "
+        "orders:0, orders:1, orders:2, …",
         "count": 7,
-        "examples": ["flights-0", "flights-1", "orders-0", "orders-1", "orders-2"],
+        "examples": ["flights:0", "flights:1", "orders:0", "orders:1", "orders:2"],
     }
     assert said["controller_id"] == 102
     assert said["counts"] == {

@@ -160,7 +160,7 @@ async def test_drain_the_replicas_of_a_broker_and_end_that(door: Door) -> None:
     progress = answer.json["drain_progress"]
     assert (progress["is_done"], progress["replicas_left"]) == (False, 2)
     assert [row["reason"] for row in progress["stuck"]] == [
-        "waits for replicas [3] to get in sync",
+        "waits until brokers [3] are in sync",
         "no other live broker is free to hold it",
     ]
     answer = await send(door, "POST", f"{V3}/brokers/2:drain", {"scope": "none"})

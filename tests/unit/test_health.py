@@ -76,7 +76,7 @@ def test_a_partition_without_a_leader_is_unhealthy_and_comes_first() -> None:
         "UNDER_MIN_ISR_PARTITIONS",
         "UNDER_REPLICATED_PARTITIONS",
     ]
-    assert found.reasons[0].examples == ("orders-1",)
+    assert found.reasons[0].examples == ("orders:1",)
 
 
 def test_at_min_isr_is_degraded_and_below_it_is_unhealthy() -> None:
@@ -157,13 +157,13 @@ async def test_invariant_l22_a_leader_of_what_is_left_is_unhealthy_and_says_what
     assert (said.status, codes(said)) == (HealthStatus.UNHEALTHY, ["DAMAGED_PARTITIONS"])
     [reason] = said.reasons
     assert reason.message == (
-        "102 partitions are led by a damaged replica: not all of them can be read, as orders-1 on "
+        "102 partitions are led by a damaged replica: not all of them can be read, as orders:1 on "
         "broker 2 (file=/1.log); bring its other replicas back, `quorumlog partition describe "
         "orders:1` names them"
     )
     assert reason.examples == (
-        "orders-1 on broker 2: file=/1.log",
-        "orders-2 on broker 2: file=/2.log",
+        "orders:1 on broker 2: file=/1.log",
+        "orders:2 on broker 2: file=/2.log",
     )
     assert said.counts["damaged_partitions"] == 102
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from broker.server.drains import waiting_reason
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
@@ -26,7 +27,6 @@ from http_api.server.request_parsing import (
 from http_api.server.routes.v3.clusters import V3Routes
 from http_api.server.routes.v3.partitions import partition_info
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.controller.broker_views import is_drained, is_electable
 from raft_metadata.records.commands import DrainBroker, UnregisterBroker
 from raft_metadata.records.records import BrokerState, DrainScope
 
@@ -38,11 +38,7 @@ if TYPE_CHECKING:
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
     from raft_metadata.common.ids import BrokerId
-    from raft_metadata.image.metadata_image import (
-        BrokerRegistration,
-        MetadataImage,
-        PartitionRegistration,
-    )
+    from raft_metadata.image.metadata_image import BrokerRegistration, MetadataImage
 
 
 STUCK_SHOWN_MAX = 100
@@ -60,7 +56,7 @@ async def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonO
         leaders += leads
         replicas += 1
         if len(stuck) < STUCK_SHOWN_MAX and (leads or broker.drain is DrainScope.REPLICAS):
-            reason = _drain_reason(image, partition, broker)
+            reason = waiting_reason(image, partition, broker)
             stuck.append(StuckPartition(topic=topic.name, partition=number, reason=reason))
     left = replicas if broker.drain is DrainScope.REPLICAS else leaders
     return drain_progress(
@@ -71,29 +67,6 @@ async def progress_of(image: MetadataImage, broker: BrokerRegistration) -> JsonO
             stuck=tuple(stuck),
         )
     )
-
-
-def _drain_reason(
-    image: MetadataImage, partition: PartitionRegistration, broker: BrokerRegistration
-) -> str:
-    brokers, mine = image.brokers, broker.broker_id
-    others = [one for one in brokers if one != mine and is_electable(brokers, one)]
-    if broker.drain is DrainScope.LEADERS:
-        in_sync = [replica for replica in partition.isr if replica in others]
-        if in_sync:
-            return f"replicas {in_sync} are in sync: the election is about to come"
-        return "no other replica is alive and in sync"
-    coming = [replica for replica in partition.adding if replica not in partition.isr]
-    if coming:
-        return f"waits for replicas {coming} to get in sync"
-    if mine in partition.removing:
-        return "its new replicas are in sync: it is about to go"
-    free = sorted(
-        one for one in others if one not in partition.replicas and not is_drained(brokers, one)
-    )
-    if not free:
-        return "no other live broker is free to hold it"
-    return f"waits for its turn to move to one of brokers {free}"
 
 
 Counts = tuple["Mapping[BrokerId, int]", "Mapping[BrokerId, int]"]

@@ -142,8 +142,11 @@ class ConsumerGroupRoutes(V3Routes):
     async def lag_summary(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer the group's largest lag, and the sum of its lags."""
         group_id = _group_id(group)
-        rows = await self._owned_lags(group_id)
-        return shapes.lag_summary(self._links, group_id, rows)
+        found = await self._describe(group_id)
+        rows = await self._lags(found)
+        committed = {(row.committed.topic, row.committed.partition) for row in rows}
+        owned = {place for member in found.members for place in member.assignment}
+        return shapes.lag_summary(self._links, group_id, rows, is_complete=owned <= committed)
 
     async def offsets(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer all committed offsets of the group; an empty list if there are none."""
@@ -185,8 +188,10 @@ class ConsumerGroupRoutes(V3Routes):
 
     async def _owned_lags(self, group_id: GroupId) -> list[shapes.ConsumerLag]:
         """Return committed offset, log end and owner of each partition; 404 for no such group."""
-        found = await self._describe(group_id)
-        offsets = await self._apis.group(GroupOffsets(group=group_id))
+        return await self._lags(await self._describe(group_id))
+
+    async def _lags(self, found: GroupDescription) -> list[shapes.ConsumerLag]:
+        offsets = await self._apis.group(GroupOffsets(group=found.group))
         owners = {place: member for member in found.members for place in member.assignment}
         return [_lag(row, owners.get(TopicPartition(row.topic, row.partition))) for row in offsets]
 
