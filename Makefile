@@ -54,16 +54,21 @@ check: .venv ## format, style, types, imports, dead links: what tests/architectu
 	@$(PYTHON) -m pytest -q tests/architecture/test_docs.py
 
 .PHONY: format
-format: .venv ## format the code, mend what ruff can mend
+format: .venv ## format the code, fix what ruff can fix
 	@$(PYTHON) -m ruff check --fix-only --quiet .
 	@$(PYTHON) -m ruff format .
 
 .PHONY: reference
-reference: .venv ## write docs/reference/configs.md anew from the table of configs
+reference: .venv ## write docs/reference/configs.md again from the table of configs
 	@$(PYTHON) -m http_api.node.config_reference
 
+.PHONY: pictures
+pictures: .venv ## the README's diagram, and a new recording of kill -9 under load (15 s)
+	@$(PYTHON) docs/pictures/diagram.py
+	@PYTHONPATH=$(CURDIR) $(PYTHON) docs/pictures/recording.py --record
+
 .PHONY: bench
-bench: .venv ## the figures beside their budgets and the machine's own floor
+bench: .venv ## the figures next to their budgets and to the least cost on this machine
 	@$(PYTHON) -m benchmarks.run $(ARGS)
 
 .PHONY: bench-metadata
@@ -86,11 +91,11 @@ toxiproxy: | .venv
 	@.ci/toxiproxy.sh
 
 .PHONY: preflight
-preflight: ## is this machine fit? All problems at once, each with its remedy
+preflight: ## check this machine: all problems at once, each with its remedy
 	@.ci/preflight.sh
 
 .PHONY: lock
-lock: ## write requirements.lock anew from pyproject.toml; UPGRADE=--upgrade takes newer versions
+lock: ## write requirements.lock again from pyproject.toml; UPGRADE=--upgrade takes newer versions
 	@UPGRADE=$(UPGRADE) .ci/lock.sh
 
 .PHONY: clean
