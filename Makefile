@@ -46,12 +46,12 @@ power-loss: .venv ## cut the power of a loaded cluster fifty times; as root on r
 	@$(PYTHON) -m pytest -m slow -s tests/integration/test_cluster_power_loss.py -k "fifty and best or lie or flush_os" $(ARGS)
 
 .PHONY: check
-check: .venv ## format, style, types, imports, dead links: what tests/architecture checks too, with the tools' own output
+check: .venv ## format, style, types, imports, dead links, pictures: what tests/architecture checks too, with the tools' own output
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m mypy
 	@.venv/bin/lint-imports
-	@$(PYTHON) -m pytest -q tests/architecture/test_docs.py
+	@$(PYTHON) -m pytest -q tests/architecture/test_docs.py tests/architecture/test_pictures.py
 
 .PHONY: format
 format: .venv ## format the code, fix what ruff can fix
