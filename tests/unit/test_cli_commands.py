@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -322,3 +323,23 @@ async def test_one_partition_that_is_not_there_is_named_with_the_range(shell: Sh
     absent = await shell("consume", "flights:0,7")
     assert absent.code == 1
     assert "Partition 'flights:7' not found: the topic has partitions 0 to 1" in absent.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("consume", "flights", "-f"), ("cluster", "health", "--watch")]
+)
+async def test_an_interrupt_ends_a_command_with_130_and_no_trace(
+    shell: Shell, arguments: tuple[str, ...]
+) -> None:
+    await shell("produce", "flights:0", stdin="one\n")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "http_api.cli", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "QUORUMLOG_URL": f"http://{shell.door.address}"},
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = await process.communicate()
+    assert (process.returncode, errors.strip()) == (130, b"")  # a line break behind the ^C
