@@ -43,7 +43,7 @@ class StuckDrain:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What is left of a drain, and since when that has not changed."""
+    """The rest of a drain, and the time since which it has not changed."""
 
     scope: DrainScope
     left: int

@@ -232,7 +232,7 @@ async def test_invariant_l22_the_last_replica_serves_what_is_left_and_says_what_
         health = (await cluster.ask("GET", cluster.url(through) + path)).body
         [reason] = [one for one in health["reasons"] if one["code"] == "DAMAGED_PARTITIONS"]
         assert (health["status"], reason["count"]) == ("unhealthy", 1)
-        assert f"{topic}-0 on broker {leader} (" in reason["message"]
+        assert f"{topic}:0 on broker {leader} (" in reason["message"]
         assert str(file) in reason["message"]
         assert f"`quorumlog partition describe {topic}:0`" in reason["message"]
     assert starts_of(cluster, leader) == starts

@@ -69,7 +69,9 @@ async def test_the_last_replica_with_a_log_that_no_start_can_open_comes_back(
     rot(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    code, out, _ = await quorumlog(cluster, "log", "salvage", str(folder), "-n", "--format", "json")
+    code, out, _ = await quorumlog(
+        cluster, "log", "salvage", str(folder), "--dry-run", "--format", "json"
+    )
     planned: dict[str, Any] = json.loads(out)
     assert (code, planned["dry_run"], planned["copy"]) == (0, True, None)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

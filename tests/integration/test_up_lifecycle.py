@@ -28,7 +28,9 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 def test_the_ready_line_the_file_and_a_clean_stop(up: Up) -> None:
     assert re.fullmatch(r"quorumlog ready http://127\.0\.0\.1:\d+", up.out[0])
-    assert up.out[1].startswith("curl ")
+    wait_for("three lines", lambda: len(up.out) >= 3)
+    assert up.out[1] == f"export QUORUMLOG_URL={up.out[0].split()[2]}"
+    assert up.out[2].startswith("curl ")
     assert up.urls[0] in up.out[1]
     cluster = up.cluster()
     assert cluster["state"] == "ready"
