@@ -16,6 +16,7 @@ member's number of partitions and, for ``uniform``, moves no partition.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -158,7 +159,7 @@ class _Pool:
     subscribers: list[InstanceId]
     holdings: dict[InstanceId, _Holding]
     free: dict[ReplicaRacks, list[TopicPartition]] = field(default_factory=dict)
-    """Partitions without an owner, by the racks of their replicas; the last is given first."""
+    """Partitions without an owner, by the racks of their replicas; the first is given first."""
 
 
 def assign_uniform(members: Members, topics: AssignmentTopics) -> dict[InstanceId, Target]:
@@ -201,7 +202,7 @@ def _pools(members: Members, topics: AssignmentTopics) -> list[_Pool]:
             pool = _Pool(subscribers, {name: _Holding() for name in subscribers})
             pools[tuple(subscribers)] = pool
         facts = topics[topic]
-        for number in range(facts.partitions_count - 1, -1, -1):
+        for number in range(facts.partitions_count):
             partition = TopicPartition(topic, PartitionId(number))
             racks, owner = facts.racks_of(number), owners.get(partition)
             if owner is None:
@@ -225,14 +226,15 @@ def _fill(pool: _Pool, loads: dict[InstanceId, int], members: Members) -> None:
                 if count and (not in_rack or members[name].rack in racks)
             ]
             heapq.heapify(able)
-            free = pool.free[racks]
+            free = deque(pool.free[racks])
             while able and free:
                 count, name = heapq.heappop(able)
-                pool.holdings[name].add(free.pop(), racks, is_new=True)
+                pool.holdings[name].add(free.popleft(), racks, is_new=True)
                 room[name] -= 1
                 loads[name] += 1
                 if room[name]:
                     heapq.heappush(able, (count + 1, name))
+            pool.free[racks] = list(free)
     pool.free.clear()
 
 
@@ -284,16 +286,18 @@ def _newest(
     return heap[0][1]
 
 
-ASSIGNORS = {"uniform": assign_uniform, "range": assign_range}
+UNIFORM = "uniform"
+RANGE = "range"
+ASSIGNORS = {UNIFORM: assign_uniform, RANGE: assign_range}
 """Assignors by the name that settings use."""
 KAFKA_NAMES = {
-    "org.apache.kafka.clients.consumer.RangeAssignor": "range",
-    "org.apache.kafka.clients.consumer.RoundRobinAssignor": "uniform",
-    "org.apache.kafka.clients.consumer.StickyAssignor": "uniform",
-    "org.apache.kafka.clients.consumer.CooperativeStickyAssignor": "uniform",
-    "roundrobin": "uniform",
-    "sticky": "uniform",
-    "cooperative-sticky": "uniform",
+    "org.apache.kafka.clients.consumer.RangeAssignor": RANGE,
+    "org.apache.kafka.clients.consumer.RoundRobinAssignor": UNIFORM,
+    "org.apache.kafka.clients.consumer.StickyAssignor": UNIFORM,
+    "org.apache.kafka.clients.consumer.CooperativeStickyAssignor": UNIFORM,
+    "roundrobin": UNIFORM,
+    "sticky": UNIFORM,
+    "cooperative-sticky": UNIFORM,
 }
 """Names that Kafka's clients use for an assignor → the assignor here."""
 

@@ -10,11 +10,13 @@ proof that this broker still leads (rule G3).
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from broker.coordinator import commits, instances
+from broker.coordinator.assignors import UNIFORM, ReplicaRacks
 from broker.coordinator.group_messages import (
     A,
     Assign,
@@ -43,10 +45,16 @@ from broker.coordinator.group_messages import (
     Subscribe,
     Unsubscribe,
 )
-from broker.coordinator.group_state import Group, GroupsState, Instance, TopicFacts, Topics
+from broker.coordinator.group_state import (
+    Group,
+    GroupEnvironment,
+    GroupsState,
+    Instance,
+    TopicFacts,
+    Topics,
+)
 from broker.coordinator.instances import topic_names
 from broker.coordinator.reader import DataReader, InstanceReader, Proof
-from broker.coordinator.rebalance import ASSIGNOR
 from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
 from broker.coordinator.shard import Shard, ShardLog
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -65,6 +73,22 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import MetadataImage
 
 
+def racks_of_replicas(image: MetadataImage, name: TopicName) -> Sequence[ReplicaRacks]:
+    """Return the racks of the replicas of each partition of a topic; empty if none is known."""
+    topic = image.topic(name)
+    racks = {
+        broker_id: broker.rack
+        for broker_id, broker in image.brokers.items()
+        if broker.rack is not None
+    }
+    if topic is None or not racks:
+        return ()
+    return [
+        frozenset(racks[broker_id] for broker_id in partition.target if broker_id in racks)
+        for partition in topic.partitions
+    ]
+
+
 def describe_group(
     state: GroupsState, name: GroupId, coordinator: BrokerId, topics: Topics
 ) -> GroupDescription:
@@ -75,7 +99,7 @@ def describe_group(
     return GroupDescription(
         group=name,
         state=_state_of(group),
-        assignor=ASSIGNOR,
+        assignor=group.assignor,
         coordinator=coordinator,
         group_epoch=group.epoch,
         members=tuple(
@@ -196,6 +220,7 @@ class GroupCoordinator:
         poll_wait_ms_max: int,
         rebalance_timeout_ms: int,
         limits: instances.GroupLimits | None = None,
+        default_assignor: Callable[[MetadataImage], str] | None = None,
     ) -> None:
         self._broker_id = broker_id
         self._clock = clock
@@ -206,6 +231,8 @@ class GroupCoordinator:
         self._limits = limits or instances.GroupLimits()
         self._shards: dict[PartitionId, Shard] = {}
         self._topics: Topics = {}
+        self._environment = GroupEnvironment()
+        self._default_assignor = default_assignor or (lambda _: UNIFORM)
         self._seen: object = None
         """The image's topics from which ``_topics`` was computed."""
         self._partitions = 0
@@ -223,6 +250,8 @@ class GroupCoordinator:
         Called after the `ReplicaManager` has taken the roles of the image.
         """
         changed = image.topics is not self._seen and self._follow_topics(image)
+        self._environment.default_assignor = self._default_assignor(image)
+        self._environment.racks = functools.partial(racks_of_replicas, image)
         offsets_topic = image.topic(OFFSETS_TOPIC)
         led: dict[PartitionId, tuple[TopicIdPartition, LeaderEpoch]] = {}
         if offsets_topic is not None:
@@ -238,7 +267,8 @@ class GroupCoordinator:
                 shard.close()
         for partition, (where, epoch) in led.items():
             if partition not in self._shards:
-                shard = Shard(partition, epoch, self._make_log(where, epoch), self._clock)
+                log = self._make_log(where, epoch)
+                shard = Shard(partition, epoch, log, self._clock, self._environment)
                 self._shards[partition] = shard
                 self._start(shard)
         if changed:

@@ -55,6 +55,10 @@ class ConsumerSettings:
     request_timeout_ms: int = 1_000
     """Longest wait of a read without its own time-out."""
     session_timeout_ms: int = 300_000
+    rack: str | None = None
+    """The rack of the client: partitions with a replica there are preferred in its assignment."""
+    assignors: tuple[str, ...] = ()
+    """Names of `ASSIGNORS`, the preferred one first; empty: the group's default."""
     strimzi: bool = False
     """True for Strimzi's dialect, whose commits store the given offset; Confluent's store it +
     1."""

@@ -7,9 +7,10 @@ continues from the committed offset (rule G2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from broker.coordinator.assignors import UNIFORM, ReplicaRacks, choose_assignor
 from broker.coordinator.records import (
     GroupKey,
     GroupRecord,
@@ -46,6 +47,23 @@ EVERY_GROUP = GroupKey(GroupId(""))
 
 Topics = Mapping[TopicName, TopicFacts]
 """Every topic of the image, internal ones included."""
+
+
+def _no_racks(_topic: TopicName) -> Sequence[ReplicaRacks]:
+    return ()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class GroupEnvironment:
+    """Facts about the cluster, besides its topics, on which assignments depend.
+
+    Owned by the `GroupCoordinator`, which updates it with each image; its shards share it.
+    """
+
+    default_assignor: str = UNIFORM
+    """The assignor of groups whose members name none; the config `group.consumer.assignors`."""
+    racks: Callable[[TopicName], Sequence[ReplicaRacks]] = _no_racks
+    """Return the racks of the replicas of each partition of a topic; empty if none is known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +136,8 @@ class Group:
     instances: dict[InstanceId, Instance] = field(default_factory=dict)
     offsets: dict[TopicPartition, OffsetValue] = field(default_factory=dict)
     starts: dict[TopicPartition, StartValue] = field(default_factory=dict)
+    default_assignor: str = UNIFORM
+    """The assignor if no member names one: the cluster's default when the group was last empty."""
     has_epoch_record: bool = False
     """True if a record holds its epoch; else its epoch began at `GroupsState.forgotten_epoch`."""
     orphans: dict[InstanceId, list[GroupRecord]] = field(default_factory=dict)
@@ -137,6 +157,12 @@ class Group:
             for name in sorted(self.instances)
             if self.instances[name].value.is_subscribed
         }
+
+    @property
+    def assignor(self) -> str:
+        """The assignor that most members name first, else the group's default."""
+        wishes = (one.value.settings.assignors for one in self.members.values())
+        return choose_assignor(wishes, self.default_assignor)
 
     def committed(self, partition: TopicPartition, topics: Topics) -> OffsetValue | None:
         """Return the committed offset, unless it is of a deleted topic of the same name."""
@@ -169,7 +195,8 @@ class GroupsState:
     ``entries`` are the records that were decided and not written yet, in order; `take` empties it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: GroupEnvironment | None = None) -> None:
+        self.environment = environment or GroupEnvironment()
         self.groups: dict[GroupId, Group] = {}
         self.sessions: dict[InstanceKey, Session] = {}
         self.entries: list[GroupRecord] = []
@@ -236,6 +263,7 @@ class GroupsState:
     def _fold_group(self, group: Group, value: object) -> None:
         if isinstance(value, GroupValue):
             group.epoch, group.has_epoch_record = value.epoch, True
+            group.default_assignor = value.default_assignor
             return
         self.forgotten_epoch = max(self.forgotten_epoch, group.epoch)
         del self.groups[group.name]

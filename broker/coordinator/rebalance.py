@@ -1,8 +1,8 @@
 """Group epoch, target assignment, and the steps of members towards their targets. Pure (KIP-848).
 
 The coordinator's `Shard` and `instances` call `retarget` when membership, subscriptions or topics
-change, and `reconcile` when a member may give up partitions. `assign_ranges` is Kafka's range
-assignor, run on the server. A partition is granted to its new owner only after its old owner has
+change, and `reconcile` when a member may give up partitions. Targets are computed here, on the
+server, by one of `assignors`. A partition is granted to its new owner only after its old owner has
 given it up, so no two members own it at once.
 
 A subscription by pattern is a regular expression over whole topic names, limited so that matching
@@ -15,6 +15,12 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Set
 
+from broker.coordinator.assignors import (
+    ASSIGNORS,
+    AssignmentMember,
+    AssignmentTopic,
+    choose_assignor,
+)
 from broker.coordinator.commits import commit_delivered, has_uncommitted
 from broker.coordinator.group_messages import OffsetReset
 from broker.coordinator.group_state import Group, GroupsState, Instance, Topics, is_present
@@ -33,34 +39,6 @@ from broker.coordinator.records import (
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName, TopicPartition
-
-ASSIGNOR = "range"
-"""Name of the assignor in descriptions of groups."""
-
-
-def assign_ranges(
-    subscriptions: Mapping[InstanceId, Set[TopicName]], counts: Mapping[TopicName, int]
-) -> dict[InstanceId, frozenset[TopicPartition]]:
-    """Return the target of each member. ``counts``: number of partitions of each existing topic.
-
-    Every partition of an existing subscribed topic is in exactly one target.
-    """
-    targets: dict[InstanceId, set[TopicPartition]] = {member: set() for member in subscriptions}
-    subscribers: dict[TopicName, list[InstanceId]] = {}
-    for member in sorted(subscriptions):
-        for topic in subscriptions[member]:
-            subscribers.setdefault(topic, []).append(member)
-    for topic, members in subscribers.items():
-        share, extra = divmod(counts.get(topic, 0), len(members))
-        first = 0
-        for place, member in enumerate(members):
-            following = first + share + (place < extra)
-            targets[member].update(
-                TopicPartition(topic, PartitionId(number)) for number in range(first, following)
-            )
-            first = following
-    return {member: frozenset(partitions) for member, partitions in targets.items()}
-
 
 PATTERN_CHARS_MAX = 256
 PATTERN_REPEATS_MAX = 3
@@ -137,9 +115,8 @@ def retarget(
     """
     members = group.members
     subscriptions = {name: subscribed_topics(one, topics) for name, one in members.items()}
-    wanted: set[TopicName] = set().union(*subscriptions.values())
-    counts = {name: topics[name].partitions_count for name in wanted}
-    targets = assign_ranges(subscriptions, counts)
+    default = _default_assignor(state, group)
+    targets = _targets(state, group, subscriptions, topics, default)
     started: set[TopicName] = set()
     for name, one in members.items():
         if one.value.settings.auto_offset_reset is not OffsetReset.NONE:
@@ -150,7 +127,7 @@ def retarget(
         one.member is None or one.target != targets[name] for name, one in members.items()
     )
     if changed or any(one.member and not one.value.is_subscribed for one in _all(group)):
-        state.apply(GroupRecord(GroupKey(group.name), GroupValue(group.epoch + 1)))
+        state.apply(GroupRecord(GroupKey(group.name), GroupValue(group.epoch + 1, default)))
         for one in _all(group):
             if one.member is not None and not one.value.is_subscribed:
                 state.apply(GroupRecord(MemberKey(group.name, one.name), None))
@@ -158,6 +135,37 @@ def retarget(
             epoch = group.epoch if one.member is None else one.member.epoch
             _set_member(state, group, one, epoch, targets[name], one.owned)
     reconcile(state, group, topics, acknowledged)
+
+
+def _default_assignor(state: GroupsState, group: Group) -> str:
+    """Return the group's default assignor; a group without members takes the cluster's."""
+    if any(one.member is not None for one in group.instances.values()):
+        return group.default_assignor
+    return state.environment.default_assignor
+
+
+def _targets(
+    state: GroupsState,
+    group: Group,
+    subscriptions: Mapping[InstanceId, frozenset[TopicName]],
+    topics: Topics,
+    default: str,
+) -> dict[InstanceId, frozenset[TopicPartition]]:
+    """Return the target of each member by the group's assignor."""
+    wishes = [one.value.settings.assignors for one in group.members.values()]
+    has_racks = any(one.value.settings.rack is not None for one in group.members.values())
+    racks = state.environment.racks
+    wanted: set[TopicName] = set().union(*subscriptions.values())
+    return ASSIGNORS[choose_assignor(wishes, default)](
+        {
+            name: AssignmentMember(subscriptions[name], one.value.settings.rack, one.target)
+            for name, one in group.members.items()
+        },
+        {
+            name: AssignmentTopic(topics[name].partitions_count, racks(name) if has_racks else ())
+            for name in wanted
+        },
+    )
 
 
 def record_start(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 import orjson
 
+from broker.coordinator.assignors import UNIFORM
 from broker.coordinator.group_messages import ConsumerSettings
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import (
@@ -94,6 +95,8 @@ class GroupValue:
     """The group epoch; it grows with every new target assignment and never goes back."""
 
     epoch: int
+    default_assignor: str = UNIFORM
+    """The assignor if no member names one: the cluster's default when the group was last empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from broker.coordinator import instances
-from broker.coordinator.group_state import GroupsState, Topics
+from broker.coordinator.group_state import GroupEnvironment, GroupsState, Topics
 from broker.coordinator.rebalance import drop_deleted_topics, is_concerned, retarget
 from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, ProbeKey, ProbeValue
 from raft_metadata.common.clock import Clock
@@ -89,7 +89,12 @@ class Shard:
     """
 
     def __init__(
-        self, partition: PartitionId, epoch: LeaderEpoch, log: ShardLog, clock: Clock
+        self,
+        partition: PartitionId,
+        epoch: LeaderEpoch,
+        log: ShardLog,
+        clock: Clock,
+        environment: GroupEnvironment | None = None,
     ) -> None:
         self.partition = partition
         self.epoch = epoch
@@ -97,7 +102,8 @@ class Shard:
         """Grows whenever the state is dropped; a caller that waited compares it with its own."""
         self._log = log
         self._clock = clock
-        self._state = GroupsState()
+        self._environment = environment or GroupEnvironment()
+        self._state = GroupsState(self._environment)
         self._loaded = self._closed = False
         self._gathering: _Batch | None = None
         self._writing: _Batch | None = None
@@ -237,7 +243,7 @@ class Shard:
         self.generation += 1
         self._loaded = False
         self._topics = None
-        self._state = GroupsState()
+        self._state = GroupsState(self._environment)
         gathered, self._gathering = self._gathering, None
         if gathered is not None:
             gathered.fail(error)
@@ -247,7 +253,7 @@ class Shard:
 
     async def _load(self) -> bool:
         """Fold the log to its end and wait until all of it is committed; False if not (rule G1)."""
-        state = GroupsState()
+        state = GroupsState(self._environment)
         generation = self.generation
         started_ms = self._clock.monotonic_ms()
         try:

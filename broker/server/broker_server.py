@@ -44,7 +44,9 @@ from broker.server.unclean import (
     present_boot_id,
     unclean_partitions,
 )
+from raft_metadata.common.configs.table import GROUP_CONSUMER_ASSIGNORS
 from raft_metadata.common.ids import IncarnationId, id_from_bytes
+from raft_metadata.image.metadata_image import cluster_layers
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -157,7 +159,7 @@ class BrokerServer:
     def _make_coordinator(
         self, local: LocalPartitions, clock: Clock, reader: DataReader
     ) -> GroupCoordinator:
-        config = self._config
+        config, static = self._config, self._config.static()
         return GroupCoordinator(
             config.broker_id,
             clock,
@@ -167,6 +169,9 @@ class BrokerServer:
             reader,
             poll_wait_ms_max=config.limits.max_fetch_wait_ms,
             rebalance_timeout_ms=config.timeouts.group_rebalance_timeout_ms,
+            default_assignor=lambda image: cluster_layers(image, static).word(
+                GROUP_CONSUMER_ASSIGNORS
+            ),
         )
 
     def _is_clock_trusted(self) -> bool:

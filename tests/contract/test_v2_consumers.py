@@ -134,6 +134,16 @@ async def test_an_empty_create_takes_every_default(door: Door, body: bytes) -> N
         ({"session.timeout.ms": 6000}, {"session_timeout_ms": 6000}),
         ({"auto.commit.interval.ms": 1000}, {"auto_commit_interval_ms": 1000}),
         ({"format": "AVRO"}, {"format": "avro"}),
+        ({"client.rack": "r1"}, {"rack": "r1"}),
+        ({"partition.assignment.strategy": "range"}, {"assignors": ("range",)}),
+        (
+            {"partition.assignment.strategy": "cooperative-sticky, range"},
+            {"assignors": ("uniform", "range")},
+        ),
+        (
+            {"partition.assignment.strategy": ["org.apache.kafka.clients.consumer.RangeAssignor"]},
+            {"assignors": ("range",)},
+        ),
         ({"auto.offset.reset": None, "format": None}, {}),
     ],
 )
@@ -176,6 +186,11 @@ async def test_the_list_of_ignored_settings_is_bounded(door: Door) -> None:
         {"session.timeout.ms": 10**12},
         {"name": 7},
         {"client.id": ["x"]},
+        {"client.rack": 1},
+        {"client.rack": "r" * 256},
+        {"partition.assignment.strategy": "mine"},
+        {"partition.assignment.strategy": []},
+        {"partition.assignment.strategy": ["range", 1]},
     ],
 )
 async def test_a_setting_that_makes_no_sense_is_40001(door: Door, body: dict[str, Any]) -> None:

@@ -122,6 +122,16 @@ def test_the_order_of_the_input_does_not_matter(members: Members, topics: Topics
         assert turned == assign(members, topics)
 
 
+def test_ranges_are_kafkas() -> None:
+    topics = {name: AssignmentTopic(3) for name in TOPICS[:2]}
+    members = {name: AssignmentMember(frozenset(topics)) for name in NAMES[:2]}
+    found = assign_range(members, topics)
+    for topic in topics:
+        assert [
+            sorted(one.partition for one in found[name] if one.topic == topic) for name in NAMES[:2]
+        ] == [[0, 1], [2]]
+
+
 def test_uniform_gives_many_small_topics_to_many_members() -> None:
     topics = {TopicName(f"t{number}"): AssignmentTopic(1) for number in range(90)}
     members = {name: AssignmentMember(frozenset(topics)) for name in NAMES[:3]}

@@ -17,7 +17,6 @@ from broker.coordinator.group_messages import (
 from broker.coordinator.group_state import EVERY_GROUP
 from broker.coordinator.rebalance import (
     PATTERN_CHARS_MAX,
-    assign_ranges,
     compiled_pattern,
     drop_deleted_topics,
     retarget,
@@ -31,7 +30,7 @@ from broker.coordinator.records import (
     encode_value,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import InstanceId, PartitionId, TopicName
+from raft_metadata.common.ids import PartitionId, TopicName
 from tests.support.group_world import BY_HAND, EARLIEST, G, GroupWorld, T, facts, place
 
 
@@ -40,13 +39,6 @@ def refused(code: ErrorCode) -> pytest.RaisesExc[KafkaError]:
 
 
 # ---------------------------------------------------------------- assignment
-
-
-def test_ranges_are_kafkas() -> None:
-    members = {InstanceId(name): {TopicName("a"), TopicName("b")} for name in ("c0", "c1")}
-    targets = assign_ranges(members, {TopicName("a"): 3, TopicName("b"): 3})
-    assert targets[InstanceId("c0")] == {place(0, "a"), place(1, "a"), place(0, "b"), place(1, "b")}
-    assert targets[InstanceId("c1")] == {place(2, "a"), place(2, "b")}
 
 
 def test_subscribe_joins_at_once() -> None:

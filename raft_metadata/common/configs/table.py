@@ -48,6 +48,7 @@ AUTO_LEADER_REBALANCE_ENABLE = "auto.leader.rebalance.enable"
 LEADER_IMBALANCE_CHECK_INTERVAL_MS = "leader.imbalance.check.interval.ms"
 LEADER_REPLICATION_THROTTLED_RATE = "leader.replication.throttled.rate"
 FOLLOWER_REPLICATION_THROTTLED_RATE = "follower.replication.throttled.rate"
+GROUP_CONSUMER_ASSIGNORS = "group.consumer.assignors"
 REPLICA_SELECTOR = "replica.selector"
 
 MAX_MS = 31_536_000_000
@@ -304,6 +305,16 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
         maximum=NO_RATE_LIMIT,
         meaning=(
             "Most bytes per second that a broker receives for its replicas that are not in sync."
+        ),
+    ),
+    WordConfig(
+        name=GROUP_CONSUMER_ASSIGNORS,
+        scopes=_CLUSTER,
+        default="uniform",
+        choices=("uniform", "range"),
+        meaning=(
+            "The assignor of groups whose members name none; a group takes a new value when it is "
+            "next empty."
         ),
     ),
     WordConfig(

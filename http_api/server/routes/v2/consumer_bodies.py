@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs
 
+from broker.coordinator.assignors import ASSIGNORS, find_assignor
 from broker.coordinator.group_messages import (
     AtTime,
     ConsumerSettings,
@@ -56,6 +57,8 @@ SUBSCRIPTION = '{"topics":[…]} or {"topic_pattern":…}'
 PARTITIONS = '{"partitions":[{"topic":…,"partition":…}]}'
 OFFSETS = '{"offsets":[{"topic":…,"partition":…,"offset":…}]}'
 """Objects that the bodies below hold, for messages."""
+ASSIGNORS_NAMED_MAX = 10
+RACK_CHARS_MAX = 255
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -147,6 +150,23 @@ def _reset(key: str, value: object) -> OffsetReset:
     return OffsetReset(value.lower())
 
 
+def _assignors(key: str, value: object) -> tuple[str, ...]:
+    """Return the assignors that a list, or a text with commas, names; Kafka's names are taken."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not 1 <= len(names) <= ASSIGNORS_NAMED_MAX:
+        raise _bad_setting(key, value, f"one to {ASSIGNORS_NAMED_MAX} of {', '.join(ASSIGNORS)}")
+    found = [find_assignor(name.strip()) if isinstance(name, str) else None for name in names]
+    if None in found:
+        raise _bad_setting(key, value, f"{', '.join(ASSIGNORS)}, or Kafka's name of an assignor")
+    return tuple(dict.fromkeys(name for name in found if name is not None))
+
+
+def _rack(key: str, value: object) -> str | None:
+    if not isinstance(value, str) or len(value) > RACK_CHARS_MAX:
+        raise _bad_setting(key, value, f"a string of at most {RACK_CHARS_MAX} characters")
+    return value or None
+
+
 _SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "format": ("format", _format),
     "auto.offset.reset": ("auto_offset_reset", _reset),
@@ -158,6 +178,8 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "consumer.request.timeout.ms": ("request_timeout_ms", _integer),
     "requestWaitMs": ("request_timeout_ms", _integer),
     "session.timeout.ms": ("session_timeout_ms", _integer),
+    "client.rack": ("rack", _rack),
+    "partition.assignment.strategy": ("assignors", _assignors),
 }
 """Key of the body → (field of `ConsumerSettings`, function that decodes its value)."""
 _NAMES = ("id", "name", "client.id")
