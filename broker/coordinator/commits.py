@@ -87,14 +87,21 @@ def commit_delivered(
     topics: Topics,
     partitions: Iterable[TopicPartition] | None = None,
 ) -> None:
-    """Commit everything delivered to the instance, of these partitions or of all it may read."""
+    """Commit what the instance received, of these partitions or of all it may read.
+
+    That is everything delivered, or for a token reader everything acknowledged (rule G5).
+    """
     _, instance, session = state.find(key)
     wanted = instance.assignment if partitions is None else partitions
-    ends = {
-        partition: position.next
-        for partition in sorted(wanted)
-        if (position := session.position(partition, topics)) is not None and position.delivered
-    }
+    ends: dict[TopicPartition, int] = {}
+    for partition in sorted(wanted):
+        position = session.position(partition, topics)
+        if position is None:
+            continue
+        if not instance.value.is_token_reader and position.delivered:
+            ends[partition] = position.next
+        elif instance.value.is_token_reader and position.confirmed is not None:
+            ends[partition] = position.confirmed
     _commit_ends(state, key, ends, topics)
 
 
@@ -118,7 +125,7 @@ def has_uncommitted(
     if position is None or not position.delivered:
         return False
     committed = group.committed(partition, topics)
-    return committed is None or committed.offset < position.next
+    return committed is None or committed.offset < position.reached
 
 
 def _commit_ends(
@@ -168,7 +175,7 @@ def _check_member(
         text = f"No current assignment for partition {where}"
         raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
     position = session.position(partition, topics)
-    reached = group.restart(instance, partition, topics) if position is None else position.next
+    reached = group.restart(instance, partition, topics) if position is None else position.reached
     if reached is None or one.offset > reached:
         text = (
             f"commit past what was delivered: {where} was delivered up to {reached}, not up to "

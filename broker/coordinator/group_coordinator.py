@@ -393,6 +393,9 @@ class GroupCoordinator:
 
     async def _leave(self, shard: Shard, request: DeleteInstance | Unsubscribe) -> None:
         key, topics = _key(request), self._topics
+        if isinstance(request, DeleteInstance):
+            token = request.after
+            shard.decide(lambda state: instances.acknowledge_before(state, key, token))
         self._call(shard, key)
         if isinstance(request, DeleteInstance):
             shard.decide(lambda state: instances.delete_instance(state, key, topics))
@@ -457,6 +460,7 @@ class GroupCoordinator:
 
         def decision(state: GroupsState) -> bool:
             _, instance, _ = state.find(key)
+            instances.acknowledge_before(state, key, request.after)
             if offsets is None:
                 commits.check_may_commit(state, key)
                 commits.commit_delivered(state, key, topics)

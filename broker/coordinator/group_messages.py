@@ -151,6 +151,8 @@ class DeleteInstance(GroupRequest[None]):
     """Request to remove an instance; with auto-commit, positions already returned are committed."""
 
     instance: InstanceId
+    after: str | None = None
+    """The token of the newest answer that the client holds, acknowledged first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +209,10 @@ class PolledRecords:
     count: int
     format: str
     """``json`` or ``binary``."""
+    token: str = ""
+    """The read token of this answer (rule G5)."""
+    is_resumed: bool = False
+    """True if the token was of an earlier coordinator: reading went on from the commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +225,8 @@ class Poll(GroupRequest[PolledRecords]):
     max_bytes: int | None = None
     accepted: frozenset[str] | None = None
     """Formats that the client accepts, as in `FORMATS`; None: any."""
+    after: str | None = None
+    """The token of the newest answer that the client holds; None: a client without tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +245,8 @@ class Commit(GroupRequest[OffsetsCommitted]):
 
     instance: InstanceId
     offsets: tuple[GroupOffset, ...] | None = None
+    after: str | None = None
+    """The token of the newest answer that the client holds, acknowledged first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +380,13 @@ def decode_request(body: bytes) -> GroupRequest[Any]:
 def encode_answer(answer: object) -> bytes:
     """Return the body of the answer to any group request."""
     if isinstance(answer, PolledRecords):
-        head = {"body": "", "count": answer.count, "format": answer.format}
+        head = {
+            "body": "",
+            "count": answer.count,
+            "format": answer.format,
+            "token": answer.token,
+            "is_resumed": answer.is_resumed,
+        }
         return _join(b'{"answer":%b}' % orjson.dumps(head), answer.body)
     return _join(b'{"answer":%b}' % orjson.dumps(answer, default=_plain))
 
@@ -382,7 +398,13 @@ def decode_answer(request: GroupRequest[T], body: bytes) -> T:
     found = head["answer"]
     answer: Any = None
     if cls is PolledRecords:
-        answer = PolledRecords(body=payload, count=found["count"], format=found["format"])
+        answer = PolledRecords(
+            body=payload,
+            count=found["count"],
+            format=found["format"],
+            token=found["token"],
+            is_resumed=found["is_resumed"],
+        )
     elif cls is not None:
         answer = msgspec.convert(found, cls)
     return answer  # type: ignore[no-any-return]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.coordinator.assignors import UNIFORM, ReplicaRacks, choose_assignor
+from broker.coordinator.read_tokens import ReadPosition, ReadTokens
 from broker.coordinator.records import (
     GroupKey,
     GroupRecord,
@@ -67,23 +68,12 @@ class GroupEnvironment:
 
 
 @dataclass(slots=True, eq=False)
-class ReadPosition:
-    """The next offset that an instance reads in a partition of the topic with ``topic_id``."""
-
-    next: int
-    topic_id: TopicId
-    delivered: bool = False
-    """True if records were delivered since the position was last set."""
-    confirmed: int | None = None
-    """Automatic commits may cover what is below: a read before the last one returned it."""
-
-
-@dataclass(slots=True, eq=False)
 class Session:
     """The soft state of an instance on this coordinator, from creation or load to removal."""
 
     heard_ms: int
     """Judge time (`GroupsState.judge_ms`) of its last call."""
+    tokens: ReadTokens
     calls: int = 0
     """Number of calls in progress, waiting reads included; the session can't expire meanwhile."""
     positions: dict[TopicPartition, ReadPosition] = field(default_factory=dict)
@@ -195,8 +185,11 @@ class GroupsState:
     ``entries`` are the records that were decided and not written yet, in order; `take` empties it.
     """
 
-    def __init__(self, environment: GroupEnvironment | None = None) -> None:
+    def __init__(self, environment: GroupEnvironment | None = None, life: str = "a") -> None:
+        """Begin empty; ``life`` names this state: no other, on any coordinator, has the same."""
         self.environment = environment or GroupEnvironment()
+        self._life = life
+        self._sessions_made = 0
         self.groups: dict[GroupId, Group] = {}
         self.sessions: dict[InstanceKey, Session] = {}
         self.entries: list[GroupRecord] = []
@@ -279,7 +272,12 @@ class GroupsState:
         instance = group.instances.get(key.instance)
         if instance is None:
             instance = group.instances[key.instance] = Instance(key.instance, value)
-            self.sessions[key] = Session(self.judge_ms, auto_committed_ms=self.judge_ms)
+            self._sessions_made += 1
+            self.sessions[key] = Session(
+                self.judge_ms,
+                ReadTokens(f"{self._life}.{self._sessions_made}"),
+                auto_committed_ms=self.judge_ms,
+            )
         instance.value = value
         instance.manual = NOTHING if value.manual is None else partitions_of(value.manual)
         for orphan in group.orphans.pop(key.instance, ()):

@@ -26,10 +26,10 @@ from broker.coordinator.group_state import (
     Group,
     GroupsState,
     Instance,
-    ReadPosition,
     Session,
     Topics,
 )
+from broker.coordinator.read_tokens import Held, ReadPosition
 from broker.coordinator.rebalance import (
     compiled_pattern,
     drop_unused_starts,
@@ -361,12 +361,50 @@ def begin_call(
     return session
 
 
+def acknowledge_answer(state: GroupsState, key: InstanceKey, token: str | None) -> Held:
+    """Take the client's word for what it holds, before its call does anything else (rule G5).
+
+    The first token makes the instance a token reader, which is recorded. Without a token nothing is
+    acknowledged here.
+
+    Raises:
+        KafkaError: as `ReadTokens.check`, and ILLEGAL_STATE for a token reader without a token.
+    """
+    _, instance, session = state.find(key)
+    if token is None:
+        if instance.value.is_token_reader:
+            text = f"instance {key.instance} reads with tokens: expected after=TOKEN, or after=0"
+            raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
+        return Held.KNOWN
+    held = session.tokens.acknowledge(session.positions, token)
+    if not instance.value.is_token_reader:
+        state.apply(GroupRecord(key, replace(instance.value, is_token_reader=True)))
+    return held
+
+
+def acknowledge_before(state: GroupsState, key: InstanceKey, token: str | None) -> None:
+    """Acknowledge an answer before a commit or a deletion, which moves no other position (rule G5).
+
+    Raises:
+        KafkaError: as `ReadTokens.check`, and ILLEGAL_STATE for a token of an earlier coordinator:
+            which records it acknowledges is not known here, so nothing may be committed for it.
+    """
+    if token is None:
+        return
+    _, _, session = state.find(key)
+    held = session.tokens.check(token)
+    if held is Held.FOREIGN:
+        text = f"after={token} is of an earlier coordinator: commit offsets by name, or read again"
+        raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
+    if held is Held.KNOWN:
+        acknowledge_answer(state, key, token)
+
+
 def begin_read(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
     """Confirm the positions of earlier reads; with auto-commit, commit them if that is due."""
     _, instance, session = state.find(key)
-    for position in session.positions.values():
-        if position.delivered:
-            position.confirmed = position.next
+    if not instance.value.is_token_reader:
+        session.tokens.acknowledge_all(session.positions)
     _commit_when_due(state, key, instance, session, topics)
 
 

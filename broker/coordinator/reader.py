@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.coordinator import instances
 from broker.coordinator.group_messages import SCHEMA_FORMATS, OffsetReset, Poll, PolledRecords
-from broker.coordinator.group_state import GroupsState, Instance, ReadPosition, Session, Topics
+from broker.coordinator.group_state import GroupsState, Instance, Session, Topics
+from broker.coordinator.read_tokens import DeliveredPart, Held, ReadPosition
 from broker.coordinator.records import InstanceKey
 from broker.coordinator.shard import Shard
 from broker.record.batch import BatchSlice, RecordFormat
@@ -321,6 +322,9 @@ class _Read:
         self._key = InstanceKey(request.group, request.instance)
         self._generation = shard.generation
         key, topics = self._key, reader.topics()
+        self._held = shard.decide(
+            lambda state: instances.acknowledge_answer(state, key, request.after), self._generation
+        )
         self.session = shard.decide(
             lambda state: instances.begin_call(state, key, topics), self._generation
         )
@@ -351,7 +355,16 @@ class _Read:
         pause.
         """
         await asyncio.sleep(self._remaining_ms / 1000)
-        return PolledRecords(body=b"[]", count=0, format=self._settings.format)
+        return self._answer(b"[]", 0, self.session.tokens.acknowledged)
+
+    def _answer(self, body: bytes, count: int, token: str) -> PolledRecords:
+        return PolledRecords(
+            body=body,
+            count=count,
+            format=self._settings.format,
+            token=token,
+            is_resumed=self._held is Held.FOREIGN,
+        )
 
     @contextmanager
     def session_held(self) -> Iterator[None]:
@@ -532,15 +545,16 @@ class _Read:
         ]
         for part in mine:
             part.position.next = part.next
+            part.position.sent = max(part.position.sent, part.next)
             part.position.delivered = True
+        token = self.session.tokens.note(
+            DeliveredPart(part.partition, part.position, part.begin, part.next) for part in mine
+        )
         if mine:
             owned = sorted(instance.assignment)
             self.session.rotation = owned.index(mine[-1].partition) + 1
-        return PolledRecords(
-            body=b"[" + b",".join([part.body for part in mine]) + b"]",
-            count=sum(part.count for part in mine),
-            format=self._settings.format,
-        )
+        body = b"[" + b",".join([part.body for part in mine]) + b"]"
+        return self._answer(body, sum(part.count for part in mine), token)
 
     async def _wait(self, ends: dict[TopicPartition, int], changed: asyncio.Event) -> None:
         """Wait until a watched partition has records, the group changed, or time is over."""

@@ -108,6 +108,8 @@ class InstanceValue:
     topics: tuple[TopicName, ...] | None = None
     pattern: str | None = None
     manual: ByTopic | None = None
+    is_token_reader: bool = False
+    """True from its first read with a token on: only what a token acknowledges is received (G5)."""
 
     @property
     def is_subscribed(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -95,7 +96,9 @@ class Shard:
         log: ShardLog,
         clock: Clock,
         environment: GroupEnvironment | None = None,
+        make_life: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
+        """Prepare; ``make_life`` returns a name for a loaded state that no other one ever has."""
         self.partition = partition
         self.epoch = epoch
         self.generation = 0
@@ -103,6 +106,7 @@ class Shard:
         self._log = log
         self._clock = clock
         self._environment = environment or GroupEnvironment()
+        self._make_life = make_life
         self._state = GroupsState(self._environment)
         self._loaded = self._closed = False
         self._gathering: _Batch | None = None
@@ -253,7 +257,7 @@ class Shard:
 
     async def _load(self) -> bool:
         """Fold the log to its end and wait until all of it is committed; False if not (rule G1)."""
-        state = GroupsState(self._environment)
+        state = GroupsState(self._environment, self._make_life())
         generation = self.generation
         started_ms = self._clock.monotonic_ms()
         try:

@@ -12,6 +12,7 @@ from broker.coordinator.group_messages import (
     Subscribe,
 )
 from broker.coordinator.group_state import Group, GroupsState, Instance, TopicFacts
+from broker.coordinator.read_tokens import DeliveredPart
 from broker.coordinator.records import GroupRecord, InstanceKey
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicId, TopicName
 from raft_metadata.common.ids import TopicPartition as Place
@@ -37,6 +38,7 @@ class GroupWorld:
         self.topics = {T: facts(partitions)}
         self.start = start
         self.log: list[GroupRecord] = []
+        self.lives = 0
         self.state = GroupsState()
 
     def write(self) -> list[GroupRecord]:
@@ -46,7 +48,8 @@ class GroupWorld:
 
     def fail_over(self) -> None:
         """Another coordinator: positions and sessions are gone, records are not."""
-        self.state = GroupsState()
+        self.lives += 1
+        self.state = GroupsState(self.state.environment, f"life{self.lives}")
         for entry in self.log:
             self.state.fold(entry)
 
@@ -124,6 +127,29 @@ class GroupWorld:
                 position.next += count
                 position.delivered = True
         return delivered
+
+    def read_after(self, name: str, after: str, count: int = 10) -> tuple[str, dict[int, range]]:
+        """Read with a token: return the answer's token and the offsets that it holds."""
+        key = self.key(name)
+        instances.acknowledge_answer(self.state, key, after)
+        self.call(name)
+        instances.begin_read(self.state, key, self.topics)
+        self.write()
+        _, _, session = self.state.find(key)
+        parts = []
+        for number in sorted(self.owned(name)):
+            position = instances.position_of(self.state, key, place(number), self.topics)
+            if position is not None:
+                begin, position.next = position.next, position.next + count
+                position.sent = max(position.sent, position.next)
+                position.delivered = True
+                parts.append(DeliveredPart(place(number), position, begin, position.next))
+        token = session.tokens.note(parts)
+        return token, {one.partition.partition: range(one.begin, one.next) for one in parts}
+
+    def commit_after(self, name: str, after: str) -> None:
+        instances.acknowledge_before(self.state, self.key(name), after)
+        self.commit_all(name)
 
     def commit(self, name: str, number: int, next_offset: int) -> None:
         """As a Confluent client says it: the last one processed."""
