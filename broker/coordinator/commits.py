@@ -214,6 +214,7 @@ def _record(
             offset=one.offset,
             metadata=one.metadata,
             instance=instance,
+            committed_ms=state.trusted_ms,
         )
         reader = None if instance is None else group.instances.get(instance)
         sought = reader is not None and TopicPartition(one.topic, one.partition) in reader.seeks

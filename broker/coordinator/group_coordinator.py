@@ -13,9 +13,10 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from broker.coordinator import commits, instances
+from broker.coordinator import commits, instances, removal
 from broker.coordinator.assignors import UNIFORM, ReplicaRacks
 from broker.coordinator.group_messages import (
     A,
@@ -25,10 +26,13 @@ from broker.coordinator.group_messages import (
     CommitGroup,
     CommittedOffsets,
     CreateInstance,
+    DeleteGroup,
     DeleteInstance,
+    DeleteOffsets,
     DescribeGroup,
     DescribeInstance,
     Edge,
+    EvictInstance,
     GroupDescription,
     GroupOffset,
     GroupOffsetRow,
@@ -56,7 +60,7 @@ from broker.coordinator.group_state import (
 from broker.coordinator.instances import topic_names
 from broker.coordinator.reader import DataReader, InstanceReader, Proof
 from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
-from broker.coordinator.shard import Shard, ShardLog
+from broker.coordinator.shard import OffsetsRetention, Shard, ShardLog
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -71,6 +75,15 @@ from raft_metadata.common.ids import (
 if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import MetadataImage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfigs:
+    """Cluster configs of groups, as one image has them."""
+
+    default_assignor: str = UNIFORM
+    retention: OffsetsRetention | None = None
+    """None: offsets never expire."""
 
 
 def racks_of_replicas(image: MetadataImage, name: TopicName) -> Sequence[ReplicaRacks]:
@@ -93,9 +106,7 @@ def describe_group(
     state: GroupsState, name: GroupId, coordinator: BrokerId, topics: Topics
 ) -> GroupDescription:
     """Return a group with all its members; raise GROUP_ID_NOT_FOUND if it does not exist."""
-    group = state.groups.get(name)
-    if group is None or not group.exists:
-        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {name} cannot be found.")
+    group = removal.find_group(state, name)
     return GroupDescription(
         group=name,
         state=_state_of(group),
@@ -220,7 +231,8 @@ class GroupCoordinator:
         poll_wait_ms_max: int,
         rebalance_timeout_ms: int,
         limits: instances.GroupLimits | None = None,
-        default_assignor: Callable[[MetadataImage], str] | None = None,
+        configs: Callable[[MetadataImage], GroupConfigs] = lambda _: GroupConfigs(),
+        is_clock_trusted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._broker_id = broker_id
         self._clock = clock
@@ -232,7 +244,9 @@ class GroupCoordinator:
         self._shards: dict[PartitionId, Shard] = {}
         self._topics: Topics = {}
         self._environment = GroupEnvironment()
-        self._default_assignor = default_assignor or (lambda _: UNIFORM)
+        self._read_configs = configs
+        self._configs = GroupConfigs()
+        self._is_clock_trusted = is_clock_trusted
         self._seen: object = None
         """The image's topics from which ``_topics`` was computed."""
         self._partitions = 0
@@ -250,7 +264,8 @@ class GroupCoordinator:
         Called after the `ReplicaManager` has taken the roles of the image.
         """
         changed = image.topics is not self._seen and self._follow_topics(image)
-        self._environment.default_assignor = self._default_assignor(image)
+        self._configs = self._read_configs(image)
+        self._environment.default_assignor = self._configs.default_assignor
         self._environment.racks = functools.partial(racks_of_replicas, image)
         offsets_topic = image.topic(OFFSETS_TOPIC)
         led: dict[PartitionId, tuple[TopicIdPartition, LeaderEpoch]] = {}
@@ -268,7 +283,14 @@ class GroupCoordinator:
         for partition, (where, epoch) in led.items():
             if partition not in self._shards:
                 log = self._make_log(where, epoch)
-                shard = Shard(partition, epoch, log, self._clock, self._environment)
+                shard = Shard(
+                    partition,
+                    epoch,
+                    log,
+                    self._clock,
+                    self._environment,
+                    is_clock_trusted=self._is_clock_trusted,
+                )
                 self._shards[partition] = shard
                 self._start(shard)
         if changed:
@@ -303,7 +325,7 @@ class GroupCoordinator:
     def _tick(self) -> None:
         now_ms = self._clock.monotonic_ms()
         for shard in self._shards.values():
-            shard.tick(now_ms, self._topics, self._rebalance_timeout_ms)
+            shard.tick(now_ms, self._topics, self._rebalance_timeout_ms, self._configs.retention)
 
     # ---- requests
 
@@ -357,6 +379,8 @@ class GroupCoordinator:
                 return await self._commit_group(shard, request)
             case GroupOffsets() | DescribeGroup():
                 return await self._read_proven(shard, lambda s: self._describe(s, request))
+            case EvictInstance() | DeleteGroup() | DeleteOffsets():
+                return await self._remove(shard, request)
             case DeleteInstance() | Unsubscribe():
                 return await self._leave(shard, request)
             case Subscribe():
@@ -390,6 +414,25 @@ class GroupCoordinator:
                 assert isinstance(request, CommittedOffsets)
                 key = _key(request)
                 return committed_offsets(state, key, request.partitions, topics)
+
+    async def _remove(
+        self, shard: Shard, request: EvictInstance | DeleteGroup | DeleteOffsets
+    ) -> None:
+        topics = self._topics
+
+        def decision(state: GroupsState) -> None:
+            match request:
+                case EvictInstance():
+                    removal.evict(state, InstanceKey(request.group, request.instance), topics)
+                case DeleteGroup():
+                    removal.delete_group(state, request.group)
+                case DeleteOffsets():
+                    removal.delete_offsets(
+                        state, request.group, request.topic, request.partition, topics
+                    )
+
+        shard.decide(decision)
+        await shard.settled()
 
     async def _leave(self, shard: Shard, request: DeleteInstance | Unsubscribe) -> None:
         key, topics = _key(request), self._topics
@@ -480,7 +523,7 @@ class GroupCoordinator:
         topics = self._topics
 
         def decision(state: GroupsState) -> None:
-            instances.check_room(state, request.group, self._limits)
+            instances.check_room(state, request.group, self._limits, is_in_use=False)
             commits.commit_without_instance(state, request, topics)
             instances.make_room(state, self._limits)
 

@@ -293,6 +293,28 @@ class GroupOffsets(GroupRequest[tuple[GroupOffsetRow, ...]]):
     """None: all."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictInstance(GroupRequest[None]):
+    """Request to remove an instance without a commit."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroup(GroupRequest[None]):
+    """Request to delete a group without live instances, with its offsets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteOffsets(GroupRequest[None]):
+    """Request to delete committed offsets of topics that no live instance reads."""
+
+    topic: TopicName | None = None
+    """None: all topics."""
+    partition: PartitionId | None = None
+    """None: all partitions of the topic."""
+
+
 class GroupState(Enum):
     """The states of a group (KIP-848). RECONCILING: some member does not own its target yet."""
 
@@ -351,6 +373,9 @@ _ANSWERS: Mapping[type[GroupRequest[Any]], Any] = {
     CommitGroup: None,
     GroupOffsets: tuple[GroupOffsetRow, ...],
     DescribeGroup: GroupDescription,
+    EvictInstance: None,
+    DeleteGroup: None,
+    DeleteOffsets: None,
 }
 _REQUESTS: Mapping[str, type[GroupRequest[Any]]] = {cls.__name__: cls for cls in _ANSWERS}
 PURE_READS = (DescribeInstance, CommittedOffsets, GroupOffsets, DescribeGroup)

@@ -128,8 +128,10 @@ class Group:
     starts: dict[TopicPartition, StartValue] = field(default_factory=dict)
     default_assignor: str = UNIFORM
     """The assignor if no member names one: the cluster's default when the group was last empty."""
-    has_epoch_record: bool = False
+    has_record: bool = False
     """True if a record holds its epoch; else its epoch began at `GroupsState.forgotten_epoch`."""
+    empty_since_ms: int | None = None
+    """Wall time at which the last instance left, if that is known."""
     orphans: dict[InstanceId, list[GroupRecord]] = field(default_factory=dict)
     """Records of memberships and seeks that were read before their instance's. Compaction keeps
     only the newest record of the instance, which may be the later one."""
@@ -198,6 +200,12 @@ class GroupsState:
         self.forgotten_epoch = 0
         """Highest epoch of a forgotten group. New groups begin with it, so that no epoch of a name
         goes back."""
+        self.groups_in_use = 0
+        """Number of groups with instances."""
+        self.trusted_ms: int | None = None
+        """Wall time of the present decision; None while this broker's clock is not trusted."""
+        self.to_check: list[GroupId] = []
+        """Groups that are still to be looked through for expired offsets in this round."""
         self.judge_ms = 0
         """Time by which sessions are judged, in ms: it stands still while this process does, or
         can't record (rule M7)."""
@@ -250,20 +258,23 @@ class GroupsState:
         if isinstance(value, GroupValue):
             self.forgotten_epoch = max(self.forgotten_epoch, value.epoch)
             for group in self.groups.values():
-                if not group.has_epoch_record:
+                if not group.has_record:
                     group.epoch = max(group.epoch, self.forgotten_epoch)
 
     def _fold_group(self, group: Group, value: object) -> None:
         if isinstance(value, GroupValue):
-            group.epoch, group.has_epoch_record = value.epoch, True
+            group.epoch, group.has_record = value.epoch, True
             group.default_assignor = value.default_assignor
+            group.empty_since_ms = value.empty_since_ms
             return
         self.forgotten_epoch = max(self.forgotten_epoch, group.epoch)
+        self.groups_in_use -= bool(group.instances)
         del self.groups[group.name]
 
     def _fold_instance(self, group: Group, key: InstanceKey, value: object) -> None:
         if not isinstance(value, InstanceValue):
-            group.instances.pop(key.instance, None)
+            removed = group.instances.pop(key.instance, None)
+            self.groups_in_use -= removed is not None and not group.instances
             group.orphans.pop(key.instance, None)
             ended = self.sessions.pop(key, None)
             if ended is not None:
@@ -271,6 +282,7 @@ class GroupsState:
             return
         instance = group.instances.get(key.instance)
         if instance is None:
+            self.groups_in_use += not group.instances
             instance = group.instances[key.instance] = Instance(key.instance, value)
             self._sessions_made += 1
             self.sessions[key] = Session(

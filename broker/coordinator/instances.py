@@ -22,7 +22,6 @@ from broker.coordinator.group_messages import (
     Subscribe,
 )
 from broker.coordinator.group_state import (
-    EVERY_GROUP,
     Group,
     GroupsState,
     Instance,
@@ -41,17 +40,14 @@ from broker.coordinator.rebalance import (
     subscribed_topics,
 )
 from broker.coordinator.records import (
-    GroupKey,
     GroupRecord,
-    GroupValue,
     InstanceKey,
     InstanceValue,
-    MemberKey,
     SeekKey,
     SeekValue,
-    StartKey,
     by_topic,
 )
+from broker.coordinator.removal import forget_groups, remove_instance
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, TopicName, TopicPartition
 
@@ -77,12 +73,15 @@ GROUPS_FORGOTTEN_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """Limits of live groups and instances; GROUP_MAX_SIZE_REACHED beyond.
+    """Limits of groups and instances of one shard.
 
     A group takes 1 KB of memory, an instance 2 KB.
     """
 
-    groups_per_shard: int = 10_000
+    groups_in_use: int = 10_000
+    """Groups with instances."""
+    groups_with_offsets: int = 100_000
+    """Groups that hold only offsets."""
     instances_per_group: int = 1_000
     instances_per_shard: int = 10_000
 
@@ -118,13 +117,25 @@ def create_instance(state: GroupsState, request: CreateInstance, limits: GroupLi
     make_room(state, limits)
 
 
-def check_room(state: GroupsState, group: GroupId, limits: GroupLimits) -> None:
-    """Refuse a new group over the limit, unless `make_room` can forget another one."""
-    if group in state.groups or len(state.groups) < limits.groups_per_shard:
+def check_room(
+    state: GroupsState, name: GroupId, limits: GroupLimits, *, is_in_use: bool = True
+) -> None:
+    """Refuse a group over the limit: one more with instances, or one more with offsets only.
+
+    Groups that hold nothing do not count: `make_room` forgets them.
+    """
+    group = state.groups.get(name)
+    if is_in_use:
+        if state.groups_in_use >= limits.groups_in_use and not (group and group.instances):
+            text = f"the coordinator has {limits.groups_in_use} groups with instances"
+            raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        return
+    if group is not None or len(state.groups) - state.groups_in_use < limits.groups_with_offsets:
         return
     if all(one.exists for one in state.groups.values()):
-        text = f"the coordinator has {limits.groups_per_shard} groups"
-        raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        text = f"the coordinator has {limits.groups_with_offsets} groups that only hold offsets"
+        hint = "`quorumlog group delete` removes those that are not needed"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{text}; {hint}")
 
 
 def make_room(state: GroupsState, limits: GroupLimits) -> None:
@@ -132,19 +143,11 @@ def make_room(state: GroupsState, limits: GroupLimits) -> None:
 
     The oldest come first, but groups with recorded start offsets last (rule G2).
     """
-    if len(state.groups) <= limits.groups_per_shard:
+    if len(state.groups) - state.groups_in_use <= limits.groups_with_offsets:
         return
     over = [group for group in state.groups.values() if not group.exists]
     over.sort(key=lambda group: bool(group.starts))
-    over = over[:GROUPS_FORGOTTEN_AT_ONCE]
-    forgotten = max(state.forgotten_epoch, *(group.epoch for group in over))
-    if forgotten > state.forgotten_epoch:
-        state.apply(GroupRecord(EVERY_GROUP, GroupValue(forgotten)))
-    for group in over:
-        # A record for each key: compaction must leave nothing of the group in the log.
-        for partition in sorted(group.starts):
-            state.apply(GroupRecord(StartKey(group.name, *partition), None))
-        state.apply(GroupRecord(GroupKey(group.name), None))
+    forget_groups(state, over[:GROUPS_FORGOTTEN_AT_ONCE])
 
 
 def check_settings(settings: ConsumerSettings) -> None:
@@ -171,17 +174,9 @@ def delete_instance(state: GroupsState, key: InstanceKey, topics: Topics) -> Non
     group, instance, _ = state.find(key)
     if instance.value.settings.auto_commit:
         commit_delivered(state, key, topics)
-    _remove(state, group, instance)
+    remove_instance(state, group, key.instance)
     retarget(state, group, topics)
     drop_unused_starts(state, group, topics)
-
-
-def _remove(state: GroupsState, group: Group, instance: Instance) -> None:
-    """Remove an instance and free its partitions; the caller assigns them to other members."""
-    forget_all(state, group, instance)
-    if instance.member is not None:
-        state.apply(GroupRecord(MemberKey(group.name, instance.name), None))
-    state.apply(GroupRecord(InstanceKey(group.name, instance.name), None))
 
 
 # ---- subscription, assignment and positions
@@ -453,7 +448,7 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
             session.heard_ms = state.judge_ms
         if state.judge_ms - session.heard_ms > settings.session_timeout_ms:
             expired.append(key)
-            _remove(state, group, instance)
+            remove_instance(state, group, key.instance)
             left[group.name] = group
             continue
         _commit_when_due(state, key, instance, session, topics)

@@ -29,9 +29,6 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.common.internal_topics import OFFSETS_TOPIC as OFFSETS_TOPIC
 
-OFFSETS_PARTITIONS = 12
-"""Number of partitions of the offsets topic, which is created for its first write."""
-
 ByTopic = Mapping[TopicName, tuple[PartitionId, ...]]
 """Partitions by topic, the stored form: the name of a topic is stored once."""
 
@@ -97,6 +94,8 @@ class GroupValue:
     epoch: int
     default_assignor: str = UNIFORM
     """The assignor if no member names one: the cluster's default when the group was last empty."""
+    empty_since_ms: int | None = None
+    """Wall time at which the last instance left; None: it has some, or the time is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +134,8 @@ class OffsetValue:
     metadata: str = ""
     instance: InstanceId | None = None
     """The instance that committed it; None for a commit without an instance."""
+    committed_ms: int | None = None
+    """Wall time of the commit; None if this broker's clock was not trusted then."""
 
 
 @dataclass(frozen=True, slots=True)

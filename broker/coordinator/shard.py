@@ -14,9 +14,10 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from broker.coordinator import instances
+from broker.coordinator import instances, removal
 from broker.coordinator.group_state import GroupEnvironment, GroupsState, Topics
 from broker.coordinator.rebalance import drop_deleted_topics, is_concerned, retarget
 from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, ProbeKey, ProbeValue
@@ -67,6 +68,14 @@ class ShardLog(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class OffsetsRetention:
+    """The age at which unused offsets expire, and the time between two checks for them."""
+
+    retention_ms: int
+    check_interval_ms: int
+
+
 class _Batch:
     """Records that are written together, and the event on which their requests wait."""
 
@@ -96,6 +105,8 @@ class Shard:
         log: ShardLog,
         clock: Clock,
         environment: GroupEnvironment | None = None,
+        *,
+        is_clock_trusted: Callable[[], bool] = lambda: True,
         make_life: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         """Prepare; ``make_life`` returns a name for a loaded state that no other one ever has."""
@@ -106,7 +117,10 @@ class Shard:
         self._log = log
         self._clock = clock
         self._environment = environment or GroupEnvironment()
+        self._is_clock_trusted = is_clock_trusted
         self._make_life = make_life
+        self._checked_ms = clock.monotonic_ms()
+        """Monotonic time at which the last round of `removal.expire` began."""
         self._state = GroupsState(self._environment)
         self._loaded = self._closed = False
         self._gathering: _Batch | None = None
@@ -147,6 +161,7 @@ class Shard:
         waiting = 0 if self._gathering is None else len(self._gathering.entries)
         if waiting > PARKED_DECISIONS_MAX:
             raise KafkaError(ErrorCode.QUEUE_FULL, "the coordinator's writer is behind")
+        state.trusted_ms = self._clock.wall_ms() if self._is_clock_trusted() else None
         try:
             answer = decision(state)
         except BaseException:
@@ -306,8 +321,14 @@ class Shard:
 
     # ---- time
 
-    def tick(self, now_ms: int, topics: Topics, rebalance_timeout_ms: int) -> None:
-        """Advance judge time and follow changes of topics (rule M7).
+    def tick(
+        self,
+        now_ms: int,
+        topics: Topics,
+        rebalance_timeout_ms: int,
+        retention: OffsetsRetention | None = None,
+    ) -> None:
+        """Advance judge time, follow changes of topics, and expire offsets (rules M7, R10).
 
         Judge time stands still while this process does. It stands still as well while nothing can
         be recorded: calls fail then, and no member is blamed for it.
@@ -328,6 +349,8 @@ class Shard:
                     if group.instances:
                         retarget(state, group, topics)
                 self._topics = topics
+            if retention is not None:
+                self._expire_offsets(state, now_ms, topics, retention)
             return instances.tick(state, topics, rebalance_timeout_ms)
 
         try:
@@ -339,6 +362,16 @@ class Shard:
             return
         for key in expired:
             _log.info("consumer instance expired group=%s instance=%s", *key)
+
+    def _expire_offsets(
+        self, state: GroupsState, now_ms: int, topics: Topics, retention: OffsetsRetention
+    ) -> None:
+        """Begin a round of all groups in each interval, and continue it in each tick."""
+        if not state.to_check and now_ms - self._checked_ms >= retention.check_interval_ms:
+            self._checked_ms = now_ms
+            state.to_check = list(state.groups)
+        for group in removal.expire(state, topics, retention.retention_ms):
+            _log.info("consumer group removed with its last offset group=%s", group)
 
 
 def _changed_names(old: Topics | None, new: Topics) -> frozenset[TopicName] | None:

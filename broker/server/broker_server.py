@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.coordinator.group_coordinator import GroupCoordinator
+from broker.coordinator.group_coordinator import GroupConfigs, GroupCoordinator
+from broker.coordinator.shard import OffsetsRetention
 from broker.log.log_manager import LogManager
 from broker.log.producer_snapshot import ProducerLimits
 from broker.replication.cleaning import make_cleaner
@@ -44,7 +45,11 @@ from broker.server.unclean import (
     present_boot_id,
     unclean_partitions,
 )
-from raft_metadata.common.configs.table import GROUP_CONSUMER_ASSIGNORS
+from raft_metadata.common.configs.table import (
+    GROUP_CONSUMER_ASSIGNORS,
+    OFFSETS_RETENTION_CHECK_INTERVAL_MS,
+    OFFSETS_RETENTION_MINUTES,
+)
 from raft_metadata.common.ids import IncarnationId, id_from_bytes
 from raft_metadata.image.metadata_image import cluster_layers
 
@@ -53,6 +58,7 @@ if TYPE_CHECKING:
     from broker.coordinator.reader import DataReader
     from broker.ports import ControllerChannel, PeerChannel
     from raft_metadata.common.clock import Clock
+    from raft_metadata.common.configs.layers import ConfigLayers
     from raft_metadata.common.faults import FaultHandler
     from raft_metadata.image.metadata_image import MetadataImage
     from raft_metadata.records.partition_set import PartitionSet
@@ -169,9 +175,8 @@ class BrokerServer:
             reader,
             poll_wait_ms_max=config.limits.max_fetch_wait_ms,
             rebalance_timeout_ms=config.timeouts.group_rebalance_timeout_ms,
-            default_assignor=lambda image: cluster_layers(image, static).word(
-                GROUP_CONSUMER_ASSIGNORS
-            ),
+            configs=lambda image: _group_configs(cluster_layers(image, static)),
+            is_clock_trusted=self._is_clock_trusted,
         )
 
     def _is_clock_trusted(self) -> bool:
@@ -261,3 +266,12 @@ class BrokerServer:
             replica.wake_fetches()
         self.manager.events.close()
         self.logs.close(self._lifecycle.broker_epoch)
+
+
+def _group_configs(layers: ConfigLayers) -> GroupConfigs:
+    minutes = layers.number(OFFSETS_RETENTION_MINUTES)
+    interval_ms = layers.number(OFFSETS_RETENTION_CHECK_INTERVAL_MS)
+    return GroupConfigs(
+        default_assignor=layers.word(GROUP_CONSUMER_ASSIGNORS),
+        retention=None if minutes < 0 else OffsetsRetention(minutes * 60_000, interval_ms),
+    )

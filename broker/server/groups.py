@@ -27,10 +27,14 @@ from broker.coordinator.group_messages import (
     GroupRequest,
     Poll,
 )
-from broker.coordinator.records import OFFSETS_PARTITIONS, OFFSETS_TOPIC, partition_of_group
+from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
 from broker.server import peer_codec
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.topics import TOPIC_NAME
+from raft_metadata.common.configs.table import (
+    OFFSETS_TOPIC_NUM_PARTITIONS,
+    OFFSETS_TOPIC_REPLICATION_FACTOR,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     InstanceId,
@@ -40,6 +44,7 @@ from raft_metadata.common.ids import (
     TopicPartition,
     id_from_bytes,
 )
+from raft_metadata.image.metadata_image import cluster_layers
 from raft_metadata.records.commands import CreateTopic
 
 if TYPE_CHECKING:
@@ -204,13 +209,15 @@ class GroupRequests:
     async def _create_offsets_topic(self) -> None:
         """Create `__consumer_offsets`, waiting for as many live brokers as it needs.
 
-        It gets the cluster's default replication factor (rule M8). Raises COORDINATOR_NOT_AVAILABLE
+        Its configs are read here, once (rule M8). Raises COORDINATOR_NOT_AVAILABLE
         after `FIRST_USE_TIMEOUT_MS`.
         """
+        layers = cluster_layers(self._loader.image, self._config.static())
         command = CreateTopic(
             name=OFFSETS_TOPIC,
             topic_id=TopicId(id_from_bytes(self._random_bytes(16))),
-            partitions_count=OFFSETS_PARTITIONS,
+            partitions_count=layers.number(OFFSETS_TOPIC_NUM_PARTITIONS),
+            replication_factor=layers.number(OFFSETS_TOPIC_REPLICATION_FACTOR) or None,
             configs={"flush": "ack"},
         )
         deadline_ms = self._clock.monotonic_ms() + FIRST_USE_TIMEOUT_MS

@@ -41,7 +41,7 @@ from broker.coordinator.group_messages import (
     Subscribe,
     Unsubscribe,
 )
-from broker.coordinator.records import OFFSETS_PARTITIONS, OFFSETS_TOPIC
+from broker.coordinator.records import OFFSETS_TOPIC
 from broker.record.batch import RecordFormat
 from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.fetch import ReadRouting
@@ -205,7 +205,7 @@ def door(
     """Broker ``me``; broker 1 leads everything."""
     apis = FakeBrokerApis()
     if made:
-        apis.add_topic(OFFSETS_TOPIC, OFFSETS_PARTITIONS)
+        apis.add_topic(OFFSETS_TOPIC, 12)
     loader, peers = FakeLoader(apis.image), Peers(answers)
     controllers, coordinator = Controllers(apis, loader), NoCoordinator()
     config = BrokerConfig(

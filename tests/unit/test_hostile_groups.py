@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -361,7 +360,7 @@ async def test_rule_g2_a_start_that_goes_away_while_one_joins_is_resolved_again(
 
 def test_groups_that_are_over_make_room() -> None:
     world = GroupWorld(partitions=1)
-    limits = instances.GroupLimits(groups_per_shard=3)
+    limits = instances.GroupLimits(groups_with_offsets=3)
     for number in range(50):
         name = GroupId(f"console-{number}")
         made = CreateInstance(group=name, instance=ONE, settings=EARLIEST)
@@ -413,17 +412,27 @@ def test_members_that_expire_together_cost_one_rebalance() -> None:
     assert sum(len(world.owned(f"i{number:02}")) for number in range(30)) == 60
 
 
-def test_groups_that_live_or_have_offsets_are_kept_at_the_limit() -> None:
+def test_groups_with_instances_are_kept_at_their_limit() -> None:
     world = GroupWorld(partitions=1)
-    limits = instances.GroupLimits(groups_per_shard=1)
-    world.commit_group(0, 7)
+    limits = instances.GroupLimits(groups_in_use=1)
+    world.join("a")
     made = CreateInstance(group=GroupId("other"), instance=ONE, settings=EARLIEST)
     with pytest.raises(KafkaError) as refusal:
         instances.create_instance(world.state, made, limits)
     assert refusal.value.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    world.delete("a")
+    instances.create_instance(world.state, made, limits)
+
+
+def test_groups_that_only_hold_offsets_block_no_group_with_instances() -> None:
+    world = GroupWorld(partitions=1)
+    limits = instances.GroupLimits(groups_in_use=1, groups_with_offsets=1)
+    world.commit_group(0, 7)
+    made = CreateInstance(group=GroupId("other"), instance=ONE, settings=EARLIEST)
+    instances.create_instance(world.state, made, limits)
+    with pytest.raises(KafkaError, match="group delete"):
+        instances.check_room(world.state, GroupId("third"), limits, is_in_use=False)
     assert world.committed(0) == 7
-    with suppress(KafkaError):
-        world.join("a")
     assert OFFSETS_TOPIC not in world.topics
 
 

@@ -49,6 +49,10 @@ LEADER_IMBALANCE_CHECK_INTERVAL_MS = "leader.imbalance.check.interval.ms"
 LEADER_REPLICATION_THROTTLED_RATE = "leader.replication.throttled.rate"
 FOLLOWER_REPLICATION_THROTTLED_RATE = "follower.replication.throttled.rate"
 GROUP_CONSUMER_ASSIGNORS = "group.consumer.assignors"
+OFFSETS_RETENTION_MINUTES = "offsets.retention.minutes"
+OFFSETS_RETENTION_CHECK_INTERVAL_MS = "offsets.retention.check.interval.ms"
+OFFSETS_TOPIC_NUM_PARTITIONS = "offsets.topic.num.partitions"
+OFFSETS_TOPIC_REPLICATION_FACTOR = "offsets.topic.replication.factor"
 REPLICA_SELECTOR = "replica.selector"
 
 MAX_MS = 31_536_000_000
@@ -315,6 +319,46 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
         meaning=(
             "The assignor of groups whose members name none; a group takes a new value when it is "
             "next empty."
+        ),
+    ),
+    NumberConfig(
+        name=OFFSETS_RETENTION_MINUTES,
+        scopes=_CLUSTER,
+        default=10_080,
+        minimum=-1,
+        maximum=_INT32_MAX,
+        meaning=(
+            "A committed offset that no live consumer needs is deleted after this long, in "
+            "minutes. -1: never."
+        ),
+    ),
+    NumberConfig(
+        name=OFFSETS_RETENTION_CHECK_INTERVAL_MS,
+        scopes=_CLUSTER,
+        default=600_000,
+        minimum=100,
+        maximum=MAX_MS,
+        meaning="The time between two checks for expired committed offsets, in milliseconds.",
+    ),
+    NumberConfig(
+        name=OFFSETS_TOPIC_NUM_PARTITIONS,
+        scopes=_CLUSTER,
+        default=12,
+        minimum=1,
+        maximum=1_000,
+        meaning=(
+            "Partitions of the topic of committed offsets; read once, when the topic is created."
+        ),
+    ),
+    NumberConfig(
+        name=OFFSETS_TOPIC_REPLICATION_FACTOR,
+        scopes=_CLUSTER,
+        default=0,
+        minimum=0,
+        maximum=1_000,
+        meaning=(
+            "Replicas of the topic of committed offsets; read once, when the topic is created. 0: "
+            "default.replication.factor."
         ),
     ),
     WordConfig(
