@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from broker.coordinator import commits, instances, removal
+from broker.coordinator import commits, instances, membership, removal
 from broker.coordinator.assignors import UNIFORM, ReplicaRacks
 from broker.coordinator.group_messages import (
     A,
@@ -423,7 +423,7 @@ class GroupCoordinator:
         def decision(state: GroupsState) -> None:
             match request:
                 case EvictInstance():
-                    removal.evict(state, InstanceKey(request.group, request.instance), topics)
+                    membership.evict(state, InstanceKey(request.group, request.instance), topics)
                 case DeleteGroup():
                     removal.delete_group(state, request.group)
                 case DeleteOffsets():
@@ -441,7 +441,8 @@ class GroupCoordinator:
             shard.decide(lambda state: instances.acknowledge_before(state, key, token))
         self._call(shard, key)
         if isinstance(request, DeleteInstance):
-            shard.decide(lambda state: instances.delete_instance(state, key, topics))
+            leave = request.leave
+            shard.decide(lambda state: instances.delete_instance(state, key, topics, leave=leave))
         else:
             shard.decide(lambda state: instances.unsubscribe(state, key, topics))
         await shard.settled()

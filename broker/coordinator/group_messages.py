@@ -57,6 +57,8 @@ class ConsumerSettings:
     session_timeout_ms: int = 300_000
     rack: str | None = None
     """The rack of the client: partitions with a replica there are preferred in its assignment."""
+    static_id: str | None = None
+    """The static id (``group.instance.id``), by which a client that restarts owns the same."""
     assignors: tuple[str, ...] = ()
     """Names of `ASSIGNORS`, the preferred one first; empty: the group's default."""
     strimzi: bool = False
@@ -153,6 +155,8 @@ class DeleteInstance(GroupRequest[None]):
     instance: InstanceId
     after: str | None = None
     """The token of the newest answer that the client holds, acknowledged first."""
+    leave: bool = False
+    """True: a static member gives up its seat, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

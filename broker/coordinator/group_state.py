@@ -23,6 +23,7 @@ from broker.coordinator.records import (
     OffsetKey,
     OffsetValue,
     ProbeKey,
+    Seat,
     SeekKey,
     SeekValue,
     StartKey,
@@ -310,12 +311,21 @@ class GroupsState:
     # ---- look-up
 
     def find(self, key: InstanceKey) -> tuple[Group, Instance, Session]:
-        """Return an instance with its group and session; raise UNKNOWN_MEMBER_ID if none."""
+        """Return an instance that may be called, with its group and session.
+
+        Raises:
+            KafkaError: UNKNOWN_MEMBER_ID if there is none, or it has closed; FENCED_INSTANCE_ID if
+                a newer instance with its static id has its seat.
+        """
         group = self.groups.get(key.group)
         instance = None if group is None else group.instances.get(key.instance)
-        if group is None or instance is None:
+        if group is None or instance is None or instance.value.seat is Seat.VACANT:
             text = f"Consumer instance {key.instance} of group {key.group} not found."
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, text)
+        if instance.value.seat is Seat.LOST:
+            static_id = instance.value.settings.static_id
+            text = f"a newer consumer of group {key.group} has group.instance.id {static_id}"
+            raise KafkaError(ErrorCode.FENCED_INSTANCE_ID, text)
         return group, instance, self.sessions[key]
 
     def existing_groups(self) -> Iterator[Group]:

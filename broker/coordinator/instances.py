@@ -28,6 +28,12 @@ from broker.coordinator.group_state import (
     Session,
     Topics,
 )
+from broker.coordinator.membership import (
+    remove_instance,
+    seat_holder,
+    take_seat,
+    vacate_seat,
+)
 from broker.coordinator.read_tokens import Held, ReadPosition
 from broker.coordinator.rebalance import (
     compiled_pattern,
@@ -43,11 +49,12 @@ from broker.coordinator.records import (
     GroupRecord,
     InstanceKey,
     InstanceValue,
+    Seat,
     SeekKey,
     SeekValue,
     by_topic,
 )
-from broker.coordinator.removal import forget_groups, remove_instance
+from broker.coordinator.removal import forget_groups
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, TopicName, TopicPartition
 
@@ -90,7 +97,7 @@ class GroupLimits:
 
 
 def create_instance(state: GroupsState, request: CreateInstance, limits: GroupLimits) -> None:
-    """Create an instance without a subscription.
+    """Create an instance without a subscription, or one that takes the seat of its static id.
 
     Raises KafkaError INVALID_CONSUMER_CONFIG, INSTANCE_ALREADY_EXISTS or GROUP_MAX_SIZE_REACHED.
     """
@@ -101,7 +108,13 @@ def create_instance(state: GroupsState, request: CreateInstance, limits: GroupLi
         raise KafkaError(ErrorCode.INVALID_CONSUMER_CONFIG, text)
     check_room(state, request.group, limits)
     group = state.groups.get(request.group)
-    if group is not None and request.instance in group.instances:
+    holder = seat_holder(group, request.settings.static_id)
+    value = InstanceValue(settings=request.settings, client_id=request.client_id)
+    taken_by = None if group is None else group.instances.get(request.instance)
+    if group is not None and holder is not None and (taken_by is None or taken_by is holder):
+        take_seat(state, group, holder, request.instance, value)
+        return
+    if taken_by is not None:
         raise KafkaError(
             ErrorCode.INSTANCE_ALREADY_EXISTS,
             "Consumer with specified consumer ID already exists in the specified consumer group.",
@@ -112,7 +125,6 @@ def create_instance(state: GroupsState, request: CreateInstance, limits: GroupLi
     if len(state.sessions) >= limits.instances_per_shard:
         text = f"the coordinator has {limits.instances_per_shard} instances"
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
-    value = InstanceValue(settings=request.settings, client_id=request.client_id)
     state.apply(GroupRecord(InstanceKey(request.group, request.instance), value))
     make_room(state, limits)
 
@@ -169,11 +181,19 @@ def check_settings(settings: ConsumerSettings) -> None:
             raise KafkaError(ErrorCode.INVALID_CONSUMER_CONFIG, text)
 
 
-def delete_instance(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
-    """Remove an instance; with auto-commit, first commit everything that was delivered."""
+def delete_instance(
+    state: GroupsState, key: InstanceKey, topics: Topics, *, leave: bool = False
+) -> None:
+    """Remove an instance; with auto-commit, first commit everything that was delivered.
+
+    A static member keeps its seat, unless it is to ``leave``.
+    """
     group, instance, _ = state.find(key)
     if instance.value.settings.auto_commit:
         commit_delivered(state, key, topics)
+    if instance.value.settings.static_id is not None and not leave:
+        vacate_seat(state, group, instance)
+        return
     remove_instance(state, group, key.instance)
     retarget(state, group, topics)
     drop_unused_starts(state, group, topics)
@@ -442,7 +462,8 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
         sessions = (sessions[first:] + sessions[:first])[:SESSIONS_PER_TICK]
         state.ticked = first + SESSIONS_PER_TICK
     for key, session in sessions:
-        group, instance, _ = state.find(key)
+        group = state.groups[key.group]
+        instance = group.instances[key.instance]
         settings = instance.value.settings
         if session.calls > 0:
             session.heard_ms = state.judge_ms
@@ -450,6 +471,8 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
             expired.append(key)
             remove_instance(state, group, key.instance)
             left[group.name] = group
+            continue
+        if instance.value.seat is not Seat.TAKEN:
             continue
         _commit_when_due(state, key, instance, session, topics)
         since_ms = session.revoking_since_ms

@@ -127,7 +127,8 @@ def retarget(
         one.member is None or one.target != targets[name] for name, one in members.items()
     )
     if changed or any(one.member and not one.value.is_subscribed for one in _all(group)):
-        state.apply(GroupRecord(GroupKey(group.name), GroupValue(group.epoch + 1, default)))
+        epochs = [group.epoch, *(one.member_epoch for one in members.values())]
+        state.apply(GroupRecord(GroupKey(group.name), GroupValue(max(epochs) + 1, default)))
         for one in _all(group):
             if one.member is not None and not one.value.is_subscribed:
                 state.apply(GroupRecord(MemberKey(group.name, one.name), None))
@@ -215,7 +216,9 @@ def reconcile(
     taken = {partition for one in members.values() for partition in one.owned}
     for one in members.values():
         owned = one.owned | (one.target - taken)
-        epoch = group.epoch if owned <= one.target else one.member_epoch
+        # A static member that came back is ahead of the group: no member epoch goes back.
+        settled = max(group.epoch, one.member_epoch)
+        epoch = settled if owned <= one.target else one.member_epoch
         _set_member(state, group, one, epoch, one.target, owned)
     _note_revocations(state, group)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import msgspec
@@ -98,6 +99,17 @@ class GroupValue:
     """Wall time at which the last instance left; None: it has some, or the time is not known."""
 
 
+class Seat(Enum):
+    """The place of a static member in its group (KIP-345)."""
+
+    TAKEN = "taken"
+    """The instance has it; instances without a static id are always here."""
+    VACANT = "vacant"
+    """The instance has closed and its seat is kept: its static id may come back."""
+    LOST = "lost"
+    """A newer instance with the same static id has it: every call of this one is refused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceValue:
     """Settings of an instance, and either a subscription, a manual assignment, or neither."""
@@ -109,6 +121,7 @@ class InstanceValue:
     manual: ByTopic | None = None
     is_token_reader: bool = False
     """True from its first read with a token on: only what a token acknowledges is received (G5)."""
+    seat: Seat = Seat.TAKEN
 
     @property
     def is_subscribed(self) -> bool:

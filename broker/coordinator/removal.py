@@ -1,4 +1,4 @@
-"""Removal of groups, committed offsets and members, by request and by age. Pure.
+"""Removal of groups and committed offsets, by request and by age. Pure.
 
 The `GroupCoordinator` calls these functions as decisions of a shard; `expire` runs with its ticks.
 An offset expires as in Kafka (KIP-211): the retention time after the later of its commit and the
@@ -14,45 +14,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from broker.coordinator.group_state import EVERY_GROUP, Group, GroupsState, Topics
-from broker.coordinator.rebalance import forget_all, retarget, subscribed_topics
+from broker.coordinator.rebalance import subscribed_topics
 from broker.coordinator.records import (
     GroupKey,
     GroupRecord,
     GroupValue,
-    InstanceKey,
-    MemberKey,
     OffsetKey,
     StartKey,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName, TopicPartition
+from raft_metadata.common.ids import GroupId, PartitionId, TopicName, TopicPartition
 
 NAMED_MAX = 10
 """Most instances that a refusal names."""
 GROUPS_PER_TICK = 500
 """Most groups that one tick looks through for expired offsets."""
-
-
-# instances
-
-
-def remove_instance(state: GroupsState, group: Group, name: InstanceId) -> None:
-    """Remove an instance and free its partitions; the caller assigns them to other members."""
-    instance = group.instances[name]
-    forget_all(state, group, instance)
-    if instance.member is not None:
-        state.apply(GroupRecord(MemberKey(group.name, name), None))
-    state.apply(GroupRecord(InstanceKey(group.name, name), None))
-    if not group.instances:
-        empty = GroupValue(group.epoch, group.default_assignor, empty_since_ms=state.trusted_ms)
-        state.apply(GroupRecord(GroupKey(group.name), empty))
-
-
-def evict(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
-    """Remove an instance without a commit; what it did not commit is delivered again."""
-    group, _, _ = state.find(key)
-    remove_instance(state, group, key.instance)
-    retarget(state, group, topics)
 
 
 # groups and offsets

@@ -55,6 +55,7 @@ class RestCode(IntEnum):
     FORMAT_MISMATCH = 40601
     INSTANCE_EXISTS = 40902
     ILLEGAL_STATE = 40903
+    FENCED_INSTANCE_ID = 40952
     OUT_OF_ORDER_SEQUENCE = 40904
     """The sequence of an idempotent produce leaves a gap; nothing was written."""
     INVALID_PRODUCER_EPOCH = 40905
@@ -144,6 +145,7 @@ REST_STATUS: Mapping[ErrorCode, RestStatus] = {
     ErrorCode.GROUP_ID_NOT_FOUND: RestStatus(404, RestCode.GROUP_NOT_FOUND),
     ErrorCode.GROUP_MAX_SIZE_REACHED: _BAD_REQUEST,
     ErrorCode.FENCED_MEMBER_EPOCH: _ILLEGAL_STATE,
+    ErrorCode.FENCED_INSTANCE_ID: RestStatus(409, RestCode.FENCED_INSTANCE_ID),
     ErrorCode.INSTANCE_ALREADY_EXISTS: RestStatus(409, RestCode.INSTANCE_EXISTS),
     ErrorCode.ILLEGAL_STATE: _ILLEGAL_STATE,
     ErrorCode.FORMAT_MISMATCH: RestStatus(406, RestCode.FORMAT_MISMATCH),

@@ -67,6 +67,7 @@ class ErrorCode(Enum):
     OFFSET_NOT_AVAILABLE = (78, True, "the high watermark has not reached the epoch's start yet")
     PREFERRED_LEADER_NOT_AVAILABLE = (80, True, "the preferred leader is not in sync")
     GROUP_MAX_SIZE_REACHED = (81, False, "the group, or the broker, has as many as it may have")
+    FENCED_INSTANCE_ID = (82, False, "a newer consumer has this static id")
     ELIGIBLE_LEADERS_NOT_AVAILABLE = (83, True, "no eligible leader is alive")
     NO_REASSIGNMENT_IN_PROGRESS = (85, False, "the partition is not being reassigned")
     INVALID_RECORD = (87, False, "the record is refused by its topic's configuration")

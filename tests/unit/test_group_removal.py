@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.coordinator import removal
+from broker.coordinator import membership, removal
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName
 from tests.support.group_world import BY_HAND, G, GroupWorld, T, facts
@@ -98,11 +98,11 @@ def test_an_evicted_member_commits_nothing_and_the_others_take_over() -> None:
     world.join("a")
     world.join("b")
     world.read("a")
-    removal.evict(world.state, world.key("a"), world.topics)
+    membership.evict(world.state, world.key("a"), world.topics)
     assert committed(world) == [None, None]
     assert world.owned("b") == {0, 1}
     with refused(ErrorCode.UNKNOWN_MEMBER_ID):
-        removal.evict(world.state, world.key("a"), world.topics)
+        membership.evict(world.state, world.key("a"), world.topics)
 
 
 # ---------------------------------------------------------------- by age
