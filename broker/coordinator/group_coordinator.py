@@ -137,6 +137,7 @@ def _describe_member(instance: Instance, topics: Topics) -> MemberDescription:
         member_epoch=instance.member_epoch,
         topics=topic_names(instance, topics),
         target=tuple(sorted(instance.target)),
+        static_id=instance.value.settings.static_id,
     )
 
 

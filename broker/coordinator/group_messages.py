@@ -341,6 +341,8 @@ class MemberDescription:
     topics: tuple[TopicName, ...] = ()
     target: tuple[TopicPartition, ...] = ()
     """Partitions that it will own once their present owners have given them up."""
+    static_id: str | None = None
+    """Its ``group.instance.id``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

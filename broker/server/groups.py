@@ -20,6 +20,8 @@ from broker.coordinator.group_messages import (
     Commit,
     CommitGroup,
     CreateInstance,
+    DeleteGroup,
+    DeleteOffsets,
     DescribeGroup,
     GroupDescription,
     GroupOffsetRow,
@@ -307,7 +309,7 @@ def _answer_without_groups(request: GroupRequest[A]) -> A:
     """Answer a request in a cluster that never had a group."""
     if isinstance(request, GroupOffsets):
         return cast(A, ())
-    if isinstance(request, DescribeGroup):
+    if isinstance(request, DescribeGroup | DeleteGroup | DeleteOffsets):
         text = f"Consumer group {request.group} cannot be found."
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, text)
     raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "Consumer instance not found.")

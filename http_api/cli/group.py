@@ -1,4 +1,4 @@
-"""``quorumlog group list | describe | seek``: consumer groups, their lag and their offsets.
+"""``quorumlog group``: consumer groups, their lag, their offsets and their members.
 
 Calls are those of `http_api.client.groups`. `seek` resolves a target (an end, an offset or a time)
 to an offset per partition and commits it for the group.
@@ -29,7 +29,7 @@ from http_api.contract.grammar import Position, TopicPartitions
 
 @click.group()
 def group() -> None:
-    """List and describe consumer groups, and move their offsets."""
+    """List, describe, delete consumer groups, and move their offsets."""
 
 
 @examples("quorumlog group list")
@@ -220,3 +220,120 @@ def _resolve(session: CommandSession, place: Place, target: Position) -> int:
     limits = session.run(ends(*place))
     offset = resolve_position(session.client, *place, target, limits)
     return max(limits.beginning, min(offset, limits.end))
+
+
+# removal
+
+groups_argument = click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+
+
+@examples("quorumlog group delete old-kitchen --dry-run")
+@group.command()
+@groups_argument
+@dry_run_option
+@cluster_command
+def delete(session: CommandSession, names: tuple[str, ...], dry_run: bool) -> int:  # noqa: FBT001 a flag
+    """Delete groups without live members, with their offsets."""
+
+    def remove(name: str) -> Row:
+        found = session.call(groups.members, name)
+        if dry_run and found:
+            named = ", ".join(one.member_id for one in found[:MEMBERS_NAMED_MAX])
+            msg = f"group {name} has live members: {named}"
+            raise click.ClickException(msg)
+        if not dry_run:
+            session.call(groups.delete_group, name)
+        return {"group": name, "dry_run": dry_run}
+
+    could = "could be deleted" if dry_run else "deleted"
+    return session.for_each(names, remove, lambda row: f"{could} {row['group']}")
+
+
+@examples("quorumlog group delete-offsets old-kitchen --topic orders:0,1 --dry-run")
+@group.command("delete-offsets")
+@click.argument("name", metavar="GROUP")
+@click.option(
+    "-t",
+    "--topic",
+    "topics",
+    metavar="TOPIC[:PARTITION,…]",
+    type=SELECTION,
+    multiple=True,
+    help="Delete only in this topic, or in these partitions.  [default: all offsets]",
+)
+@dry_run_option
+@cluster_command
+def delete_offsets(
+    session: CommandSession,
+    name: str,
+    topics: tuple[TopicPartitions, ...],
+    dry_run: bool,  # noqa: FBT001 a flag of the command line
+) -> None:
+    """Delete committed offsets of topics that no live member reads."""
+    found = session.call(groups.group_offsets, name)
+    rows = [
+        {"topic": one.topic, "partition": one.partition, "offset": one.offset, "dry_run": dry_run}
+        for one in found
+        if not topics or any(_holds(each, one.topic, one.partition) for each in topics)
+    ]
+    if not dry_run:
+        for topic, partition in _removals(topics):
+            session.call(groups.delete_offsets, name, topic, partition)
+    session.show_rows(rows, OFFSET_COLUMNS)
+
+
+def _holds(wanted: TopicPartitions, topic: str, partition: int) -> bool:
+    return wanted.topic == topic and (wanted.partitions is None or partition in wanted.partitions)
+
+
+def _removals(
+    topics: tuple[TopicPartitions, ...],
+) -> list[tuple[str | None, int | None]]:
+    """Return what each call deletes: (topic, partition), None for all of them."""
+    if not topics:
+        return [(None, None)]
+    return [(each.topic, number) for each in topics for number in each.partitions or (None,)]
+
+
+OFFSET_COLUMNS: Columns = {"PARTITION": partition_cell, "OFFSET": "offset"}
+MEMBERS_NAMED_MAX = 10
+
+
+@examples("quorumlog group evict old-kitchen --all")
+@group.command()
+@click.argument("name", metavar="GROUP")
+@click.argument("members", metavar="[MEMBER]...", nargs=-1)
+@click.option("--static", "static_id", metavar="ID", help="Evict the member with this static id.")
+@click.option("--all", "everyone", is_flag=True, help="Evict all members.")
+@dry_run_option
+@cluster_command
+def evict(
+    session: CommandSession,
+    name: str,
+    members: tuple[str, ...],
+    static_id: str | None,
+    everyone: bool,  # noqa: FBT001 a flag of the command line
+    dry_run: bool,  # noqa: FBT001 a flag of the command line
+) -> int:
+    """Remove members from a group without a commit.
+
+    Their partitions go to other members, which read on from the last commit.
+    """
+    if sum((bool(members), static_id is not None, everyone)) != 1:
+        msg = "expected MEMBER, --static ID or --all, as in quorumlog group evict kitchen cook"
+        raise click.UsageError(msg)
+    found = session.call(groups.members, name)
+    wanted = list(members) or [
+        one.member_id for one in found if everyone or one.static_id == static_id
+    ]
+    if static_id is not None and not wanted:
+        msg = f"group {name} has no member with group.instance.id {static_id}"
+        raise click.ClickException(msg)
+
+    def remove(member: str) -> Row:
+        if not dry_run:
+            session.call(groups.evict, name, member)
+        return {"group": name, "member_id": member, "dry_run": dry_run}
+
+    could = "could be evicted" if dry_run else "evicted"
+    return session.for_each(wanted, remove, lambda row: f"{could} {row['member_id']}")

@@ -38,6 +38,7 @@ from http_api.contract.resources import (
 __all__ = ["CommittedOffset", "GroupInfo", "GroupMember", "Place"]  # for users of these calls
 
 
+GROUPS = "consumer-groups"
 GROUP_TIMEOUT_S = 15.0
 """Seconds for one attempt; a coordinator that is taking over answers within a few."""
 _NETWORK_MARGIN_S = 15.0
@@ -221,13 +222,42 @@ def commit_group(
     return read_nothing(request)
 
 
+def delete_group(cluster_id: str, group: str) -> Call[None]:
+    """Return the call that deletes a group; 409/40903 if it has live members, naming them."""
+    return read_nothing(_delete(v3_path(cluster_id, GROUPS, group)))
+
+
+def delete_offsets(
+    cluster_id: str, group: str, topic: str | None = None, partition: int | None = None
+) -> Call[None]:
+    """Return the call that deletes committed offsets: of a partition, of a topic, or all.
+
+    409/40903 if a live member reads one of the topics.
+    """
+    parts: list[object] = ["offsets"]
+    if topic is not None:
+        parts.append(topic)
+    if partition is not None:
+        parts += ["partitions", partition]
+    return read_nothing(_delete(v3_path(cluster_id, GROUPS, group, *parts)))
+
+
+def evict(cluster_id: str, group: str, member_id: str) -> Call[None]:
+    """Return the call that removes a member without a commit; 404/40403 if there is none."""
+    return read_nothing(_delete(v3_path(cluster_id, GROUPS, group, "consumers", member_id)))
+
+
+def _delete(path: str) -> Request:
+    return Request(method="DELETE", path=path, timeout_s=GROUP_TIMEOUT_S)
+
+
 def _path(group: str, name: str, *what: str, query: Mapping[str, object] | None = None) -> str:
     return path_of("consumers", group, "instances", name, *what, query=query)
 
 
 def _get(cluster_id: str, *parts: object) -> Request:
     return Request(
-        method="GET", path=v3_path(cluster_id, "consumer-groups", *parts), timeout_s=GROUP_TIMEOUT_S
+        method="GET", path=v3_path(cluster_id, GROUPS, *parts), timeout_s=GROUP_TIMEOUT_S
     )
 
 

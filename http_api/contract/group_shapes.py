@@ -27,6 +27,10 @@ JsonObject = dict[str, Any]
 
 IGNORED_HEADER = "Quorumlog-Ignored"
 """Header with the settings of a new instance that have no effect here, separated by commas."""
+READ_TOKEN_HEADER = "Quorumlog-Read-Token"  # noqa: S105 the name of a header
+"""Header with the token of a read's answer, which the next read sends as ``after`` (rule G5)."""
+RESUMED_HEADER = "Quorumlog-Resumed"
+"""Header of an answer that goes on from the commit, because its token is not known any more."""
 IGNORED_NAMED_MAX = 32
 """Most settings named in that header, to limit its size; Kafka's consumer has about eighty."""
 _SETTING = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
@@ -123,13 +127,13 @@ def group(links: Links, info: GroupInfo, group_epoch: int) -> JsonObject:
 
 
 def consumer(links: Links, group_id: str, member: GroupMember, *, is_manual: bool) -> JsonObject:
-    """Return a live instance. ``instance_id`` is None, because there is no static membership."""
+    """Return a live instance. ``instance_id`` is its static id, None without one."""
     path = (GROUPS, group_id, "consumers", member.member_id)
     crn = f"consumer-group={group_id}/consumer={member.member_id}"
     return links.resource("KafkaConsumer", crn, *path) | {
         "consumer_group_id": group_id,
         "consumer_id": member.member_id,
-        "instance_id": None,
+        "instance_id": member.static_id,
         "client_id": member.client_id,
         "assignments": links.related(*path, "assignments"),
         "member_epoch": member.member_epoch,

@@ -261,12 +261,17 @@ class GroupMember:
     member_id: str
     client_id: str
     member_epoch: int
+    static_id: str | None = None
+    """Its ``group.instance.id``."""
 
 
 def member_of(row: Mapping[str, Any]) -> GroupMember:
     """Return the live instance that a row of a v3 answer describes."""
     return GroupMember(
-        member_id=row["consumer_id"], client_id=row["client_id"], member_epoch=row["member_epoch"]
+        member_id=row["consumer_id"],
+        client_id=row["client_id"],
+        member_epoch=row["member_epoch"],
+        static_id=row["instance_id"],
     )
 
 

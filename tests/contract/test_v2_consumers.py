@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -706,3 +707,35 @@ async def test_an_unknown_partition_is_not_taken_for_an_unknown_instance(door: D
     answer = await door.post(INSTANCE + "/assignments", {"partitions": [ROW]}, V2)
     expected = {"error_code": 40402, "message": "partition 9 of flights not found"}
     assert answer.golden == (404, V2, expected)
+
+
+# read tokens and static members
+
+
+async def test_a_read_says_its_token_and_takes_the_one_before(door: Door) -> None:
+    polled = PolledRecords(body=b"[]", count=0, format="binary", token="a.1-7")
+    answers(door, Poll, polled)
+    answer = await door.get(INSTANCE + "/records?after=a.1-6")
+    assert answer.headers["quorumlog-read-token"] == "a.1-7"
+    assert "quorumlog-resumed" not in answer.headers
+    assert door.apis.requests[-1].after == "a.1-6"
+    answers(door, Poll, replace(polled, is_resumed=True))
+    assert (await door.get(INSTANCE + "/records")).headers["quorumlog-resumed"] == "commit"
+    assert door.apis.requests[-1].after is None
+
+
+async def test_a_commit_and_a_deletion_acknowledge_first(door: Door) -> None:
+    answers(door, Commit, OffsetsCommitted(strimzi=False))
+    await door.call("POST", INSTANCE + "/offsets?after=a.1-6")
+    assert door.apis.requests[-1] == Commit(**NAMED, after="a.1-6")
+    await door.call("DELETE", INSTANCE + "?after=a.1-6&leave=true")
+    assert door.apis.requests[-1] == DeleteInstance(**NAMED, after="a.1-6", leave=True)
+    refused = await door.call("DELETE", INSTANCE + "?leave=perhaps")
+    assert (refused.status, refused.json["error_code"]) == (400, 40002)
+
+
+async def test_a_fenced_static_member_is_40952(door: Door) -> None:
+    text = "a newer consumer of group pilots has group.instance.id s1"
+    answers(door, Poll, KafkaError(ErrorCode.FENCED_INSTANCE_ID, text))
+    refused = await door.get(INSTANCE + "/records")
+    assert (refused.status, refused.json) == (409, {"error_code": 40952, "message": text})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -9,7 +10,10 @@ import pytest
 
 from broker.coordinator.group_messages import (
     CommitGroup,
+    DeleteGroup,
+    DeleteOffsets,
     DescribeGroup,
+    EvictInstance,
     GroupDescription,
     GroupOffset,
     GroupOffsetRow,
@@ -318,3 +322,53 @@ async def test_no_coordinator_is_503(door: Door) -> None:
     answer = await door.get(GROUP + "/offsets")
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert answer.json["outcome"] == "not_written"
+
+
+# removal
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("", DeleteGroup(group=GroupId("pilots"))),
+        ("/offsets", DeleteOffsets(group=GroupId("pilots"))),
+        ("/offsets/flights", DeleteOffsets(group=GroupId("pilots"), topic=FLIGHTS)),
+        (
+            "/offsets/flights/partitions/1",
+            DeleteOffsets(group=GroupId("pilots"), topic=FLIGHTS, partition=PartitionId(1)),
+        ),
+        (
+            "/consumers/one",
+            EvictInstance(group=GroupId("pilots"), instance=InstanceId("one")),
+        ),
+    ],
+)
+async def test_groups_offsets_and_members_are_removed(
+    door: Door, path: str, expected: object
+) -> None:
+    removed = await door.call("DELETE", GROUP + path)
+    assert removed.golden == (204, JSON, None)
+    assert door.apis.requests == [expected]
+
+
+async def test_a_static_member_is_evicted_by_its_id(pilots: Door) -> None:
+    members = pilots.apis.group_answers[DescribeGroup].members
+    pilots.apis.group_answers[DescribeGroup] = replace(
+        pilots.apis.group_answers[DescribeGroup],
+        members=(replace(members[0], static_id="s1"), *members[1:]),
+    )
+    assert (await pilots.get(GROUP + "/consumers")).json["data"][0]["instance_id"] == "s1"
+    assert (await pilots.call("DELETE", GROUP + "/consumers?instance_id=s1")).status == 204
+    assert isinstance(pilots.apis.requests[-1], EvictInstance)
+    unknown = await pilots.call("DELETE", GROUP + "/consumers?instance_id=s2")
+    assert (unknown.status, unknown.json["error_code"]) == (404, 40403)
+    assert (await pilots.call("DELETE", GROUP + "/consumers")).status == 400
+
+
+async def test_a_group_with_live_members_is_not_deleted(door: Door) -> None:
+    text = "group pilots has live members: one; close or evict them first"
+    door.apis.group_answers[DeleteGroup] = KafkaError(ErrorCode.ILLEGAL_STATE, text)
+    refused = await door.call("DELETE", GROUP)
+    assert refused.golden == (409, JSON, {"error_code": 40903, "message": text})
+    door.apis.group_answers[DeleteGroup] = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+    assert (await door.call("DELETE", GROUP)).json["error_code"] == 40405

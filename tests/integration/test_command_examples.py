@@ -45,6 +45,9 @@ cluster=$(quorumlog cluster id)
 curl -sf -X PATCH $URL/v3/clusters/$cluster/consumer-groups/kitchen/offsets \\
   -H 'Content-Type: application/json' \\
   -d '{"data":[{"topic_name":"orders","partition_id":0,"offset":1}]}'
+curl -sf -X PATCH $URL/v3/clusters/$cluster/consumer-groups/old-kitchen/offsets \
+  -H 'Content-Type: application/json' \
+  -d '{"data":[{"topic_name":"orders","partition_id":0,"offset":1}]}'
 """
 
 

@@ -59,6 +59,7 @@ OFFSETS = '{"offsets":[{"topic":…,"partition":…,"offset":…}]}'
 """Objects that the bodies below hold, for messages."""
 ASSIGNORS_NAMED_MAX = 10
 RACK_CHARS_MAX = 255
+STATIC_ID_CHARS_MAX = 249
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -167,6 +168,12 @@ def _rack(key: str, value: object) -> str | None:
     return value or None
 
 
+def _static_id(key: str, value: object) -> str | None:
+    if not isinstance(value, str) or len(value) > STATIC_ID_CHARS_MAX:
+        raise _bad_setting(key, value, f"a string of at most {STATIC_ID_CHARS_MAX} characters")
+    return value or None
+
+
 _SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "format": ("format", _format),
     "auto.offset.reset": ("auto_offset_reset", _reset),
@@ -179,6 +186,7 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "requestWaitMs": ("request_timeout_ms", _integer),
     "session.timeout.ms": ("session_timeout_ms", _integer),
     "client.rack": ("rack", _rack),
+    "group.instance.id": ("static_id", _static_id),
     "partition.assignment.strategy": ("assignors", _assignors),
 }
 """Key of the body → (field of `ConsumerSettings`, function that decodes its value)."""

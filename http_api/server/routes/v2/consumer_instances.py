@@ -84,12 +84,13 @@ class ConsumerRoutes:
         group = "/consumers/{group}"
         instance = group + "/instances/{instance}"
         router.add("POST", group, self.create, V2)
-        router.add("GET", instance + "/records", self.records, V2, ("timeout", "max_bytes"))
+        reading = ("timeout", "max_bytes", "after")
+        router.add("GET", instance + "/records", self.records, V2, reading)
         commit = partial(_answer, self.commit)
         # Confluent's ``async`` has no effect: every commit is answered when it is done.
-        router.add("POST", instance + "/offsets", commit, V2, ("async",))
+        router.add("POST", instance + "/offsets", commit, V2, ("async", "after"))
+        router.add("DELETE", instance, partial(_answer, self.delete), V2, ("after", "leave"))
         for method, path, handler in (
-            ("DELETE", "", self.delete),
             ("POST", "/subscription", self.subscribe),
             ("GET", "/subscription", self.subscription),
             ("DELETE", "/subscription", self.unsubscribe),
@@ -122,9 +123,19 @@ class ConsumerRoutes:
         )
         return json_reply(group_shapes.created_instance(made.instance, uri), V2, headers=headers)
 
-    async def delete(self, _: web.Request, group: GroupId, instance: InstanceId) -> None:
-        """Remove the instance, which leaves the group at once."""
-        await self._send_to_coordinator(DeleteInstance(group=group, instance=instance))
+    async def delete(self, request: web.Request, group: GroupId, instance: InstanceId) -> None:
+        """Remove the instance, which leaves the group at once; a static member keeps its seat.
+
+        ``leave=true`` gives the seat up, ``after`` acknowledges an answer first.
+        """
+        await self._send_to_coordinator(
+            DeleteInstance(
+                group=group,
+                instance=instance,
+                after=request.query.get("after"),
+                leave=_flag(request, "leave"),
+            )
+        )
 
     # subscription and assignment
 
@@ -194,11 +205,15 @@ class ConsumerRoutes:
             timeout_ms=_at_most(request, "timeout", 0, limits.max_fetch_wait_ms),
             max_bytes=_at_most(request, "max_bytes", 1, limits.max_fetch_bytes),
             accepted=None if accepted == _ALL_FORMATS else accepted,
+            after=request.query.get("after"),
         )
         found = await self._send_to_coordinator(poll)
-        if found.count and _is_gone(request):
-            await self._give_back(poll, found.body)
-        return reply(found.body, embedded_type(found.format))
+        if found.count and poll.after is None and _is_gone(request):
+            await self._give_back(poll, found.body)  # a token reader takes nothing for received
+        headers = {group_shapes.READ_TOKEN_HEADER: found.token}
+        if found.is_resumed:
+            headers[group_shapes.RESUMED_HEADER] = "commit"
+        return reply(found.body, embedded_type(found.format), headers=headers)
 
     async def _give_back(self, poll: Poll, body: bytes) -> None:
         """Seek back to the first offsets of records whose client has disconnected.
@@ -227,7 +242,9 @@ class ConsumerRoutes:
         )
         offsets = bodies.commit(fields)
         done = await self._send_to_coordinator(
-            Commit(group=group, instance=instance, offsets=offsets)
+            Commit(
+                group=group, instance=instance, offsets=offsets, after=request.query.get("after")
+            )
         )
         return None if done.strimzi else []
 
@@ -304,6 +321,13 @@ async def _answer(
 def _is_gone(request: web.Request) -> bool:
     """Return True if the client has closed its connection."""
     return request.transport is None or request.transport.is_closing()
+
+
+def _flag(request: web.Request, name: str) -> bool:
+    raw = request.query.get(name, "false")
+    if raw not in {"true", "false"}:
+        raise bad_parameter(name, raw, "true or false")
+    return raw == "true"
 
 
 def _at_most(request: web.Request, name: str, low: int, most: int) -> int | None:

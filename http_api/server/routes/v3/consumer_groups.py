@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from broker.coordinator.group_messages import (
     CommitGroup,
+    DeleteGroup,
+    DeleteOffsets,
     DescribeGroup,
+    EvictInstance,
     GroupDescription,
     GroupOffset,
     GroupOffsets,
@@ -25,6 +28,7 @@ from http_api.server.image_lookup import NOT_HOSTED
 from http_api.server.request_parsing import (
     INT32_MAX,
     OFFSET_MAX,
+    bad_parameter,
     partition_id,
     read_json_object,
     topic_name,
@@ -68,6 +72,13 @@ class ConsumerGroupRoutes(V3Routes):
         self._add(router, "GET", group + "/lag-summary", self.lag_summary)
         self._add(router, "GET", group + "/offsets", self.offsets)
         self._add(router, "PATCH", group + "/offsets", self.commit)
+        self._add(router, "DELETE", group, self.delete)
+        self._add(router, "DELETE", consumer, self.evict)
+        evictions = group + "/consumers"
+        self._add(router, "DELETE", evictions, self.evict_static, parameters=("instance_id",))
+        self._add(router, "DELETE", group + "/offsets", self.delete_offsets)
+        self._add(router, "DELETE", group + "/offsets/{topic}", self.delete_offsets)
+        self._add(router, "DELETE", group + "/offsets" + one, self.delete_offsets)
 
     # groups and their consumers
 
@@ -164,6 +175,50 @@ class ConsumerGroupRoutes(V3Routes):
         await self._apis.group(commit_of(group_id, fields))
         return reply(b"", JSON, 204)
 
+    # removal
+
+    async def delete(self, request: web.Request, group: str) -> web.Response:
+        """Delete a group without live members, with all its offsets."""
+        return await self._remove(DeleteGroup(group=_group_id(group)))
+
+    async def delete_offsets(
+        self, request: web.Request, group: str, topic: str = "", partition: str = ""
+    ) -> web.Response:
+        """Delete offsets of a partition, of a topic, or of the whole group."""
+        wanted = DeleteOffsets(
+            group=_group_id(group),
+            topic=topic_name(topic) if topic else None,
+            partition=partition_id(partition) if partition else None,
+        )
+        return await self._remove(wanted)
+
+    async def evict(self, request: web.Request, group: str, consumer: str) -> web.Response:
+        """Remove a member, or the seat that it keeps, without a commit."""
+        name = InstanceId(check_name("instance_name", consumer))
+        return await self._remove(EvictInstance(group=_group_id(group), instance=name))
+
+    async def evict_static(self, request: web.Request, group: str) -> web.Response:
+        """Remove the member with a static id, which a query names."""
+        wanted = request.query.get("instance_id")
+        if not wanted:
+            raise bad_parameter("instance_id", wanted or "", "the group.instance.id of a member")
+        found = await self._describe(_group_id(group))
+        for member in found.members:
+            if member.static_id == wanted:
+                name = member.instance
+                return await self._remove(EvictInstance(group=found.group, instance=name))
+        text = f"Group {found.group} has no member with group.instance.id {excerpt(wanted)}."
+        raise RestError(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+
+    async def _remove(self, request: DeleteGroup | DeleteOffsets | EvictInstance) -> web.Response:
+        try:
+            await self._apis.group(request)
+        except KafkaError as error:
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                raise
+            raise _no_group(request.group) from None
+        return reply(b"", JSON, 204)
+
     # requests to the coordinator
 
     async def _describe(self, group_id: GroupId) -> GroupDescription:
@@ -172,8 +227,7 @@ class ConsumerGroupRoutes(V3Routes):
         except KafkaError as error:
             if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
                 raise
-            text = f"Consumer group {group_id} cannot be found."
-            raise RestError(404, RestCode.GROUP_NOT_FOUND, text) from None
+            raise _no_group(group_id) from None
 
     async def _member(
         self, group: str, consumer: str
@@ -196,6 +250,11 @@ class ConsumerGroupRoutes(V3Routes):
         return [_lag(row, owners.get(TopicPartition(row.topic, row.partition))) for row in offsets]
 
 
+def _no_group(group_id: GroupId) -> RestError:
+    text = f"Consumer group {group_id} cannot be found."
+    return RestError(404, RestCode.GROUP_NOT_FOUND, text)
+
+
 def _group_id(raw: str) -> GroupId:
     return GroupId(check_name("group_name", raw))
 
@@ -213,7 +272,10 @@ def _group(links: Links, found: GroupDescription) -> shapes.JsonObject:
 
 def _consumer(links: Links, group_id: GroupId, found: MemberDescription) -> shapes.JsonObject:
     member = GroupMember(
-        member_id=found.instance, client_id=found.client_id, member_epoch=found.member_epoch
+        member_id=found.instance,
+        client_id=found.client_id,
+        member_epoch=found.member_epoch,
+        static_id=found.static_id,
     )
     return shapes.consumer(links, group_id, member, is_manual=found.is_manual)
 
