@@ -412,7 +412,7 @@ class _Read:
                 enough = (size >= max(least, 1) and least >= 0) or size >= self._max_bytes
                 if enough or not self._remaining_ms:
                     answer = await self._deliver(parts)
-                    if answer.count or not self._remaining_ms:
+                    if answer is not None:
                         return answer
                     continue
                 ends = {partition: position.next for partition, position in plan.items()}
@@ -526,8 +526,10 @@ class _Read:
                 self._generation,
             )
 
-    async def _deliver(self, parts: list[Part]) -> PolledRecords:
+    async def _deliver(self, parts: list[Part]) -> PolledRecords | None:
         """Move the positions and return the answer, once committed and proven (rule G3).
+
+        None: nothing could be delivered, and there is time to try again.
 
         All decisions that the answer depends on must be committed. From the check of the assignment
         to the move of the positions there is no ``await``.
@@ -543,6 +545,8 @@ class _Read:
             and self.session.position(part.partition, topics) is part.position
             and part.position.next == part.begin
         ]
+        if not mine and self._remaining_ms:
+            return None
         for part in mine:
             part.position.next = part.next
             part.position.sent = max(part.position.sent, part.next)

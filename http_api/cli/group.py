@@ -167,9 +167,10 @@ def seek(
     topics: tuple[TopicPartitions, ...],
     dry_run: bool,  # noqa: FBT001 a flag of the command line
 ) -> None:
-    """Set the committed offsets of a group that has no live members.
+    """Set the committed offsets of a group.
 
-    An offset outside of a partition's log becomes its nearer end.
+    The group must have no live members. An offset outside of a partition's log becomes its nearer
+    end.
     """
     before = {
         (one.topic, one.partition): one.offset for one in session.call(groups.group_offsets, name)
@@ -269,7 +270,10 @@ def delete_offsets(
     topics: tuple[TopicPartitions, ...],
     dry_run: bool,  # noqa: FBT001 a flag of the command line
 ) -> None:
-    """Delete committed offsets of topics that no live member reads."""
+    """Delete committed offsets.
+
+    A topic that a live member reads is refused.
+    """
     found = session.call(groups.group_offsets, name)
     rows = [
         {"topic": one.topic, "partition": one.partition, "offset": one.offset, "dry_run": dry_run}
