@@ -44,6 +44,7 @@ from broker.coordinator.group_messages import (
     MemberDescription,
     OffsetsCommitted,
     Poll,
+    Positions,
     Seek,
     SeekTarget,
     Subscribe,
@@ -180,12 +181,39 @@ def group_offsets(
     group = state.groups.get(request.group)
     if group is None:
         return ()
-    return tuple(
-        GroupOffsetRow(*partition, found.offset, found.metadata, None)
-        for partition in sorted(group.offsets)
+    rows = {
+        partition: GroupOffsetRow(*partition, found.offset, found.metadata, None)
+        for partition in group.offsets
         if (found := group.committed(partition, topics)) is not None
-        and (request.topics is None or partition.topic in request.topics)
+    }
+    if request.with_starts:
+        for one in group.instances.values():
+            for partition in one.assignment - rows.keys():
+                start = group.restart(one, partition, topics)
+                if start is not None:
+                    rows[partition] = GroupOffsetRow(
+                        *partition, start, "", None, is_committed=False
+                    )
+    return tuple(
+        rows[partition]
+        for partition in sorted(rows)
+        if request.topics is None or partition.topic in request.topics
     )
+
+
+def positions(state: GroupsState, key: InstanceKey, topics: Topics) -> tuple[GroupOffset, ...]:
+    """Return the next offset to be delivered of each partition that the instance owns.
+
+    A partition whose start is not resolved yet is left out.
+    """
+    group, instance, session = state.find(key)
+    found = []
+    for partition in sorted(instance.assignment):
+        position = session.position(partition, topics)
+        offset = group.restart(instance, partition, topics) if position is None else position.next
+        if offset is not None:
+            found.append(GroupOffset(*partition, offset))
+    return tuple(found)
 
 
 _log = logging.getLogger("broker.coordinator")
@@ -202,6 +230,7 @@ _STATE_ERRORS = frozenset(
         ErrorCode.INSTANCE_ALREADY_EXISTS,
         ErrorCode.ILLEGAL_STATE,
         ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.FENCED_INSTANCE_ID,
         ErrorCode.GROUP_MAX_SIZE_REACHED,
     }
 )
@@ -392,7 +421,7 @@ class GroupCoordinator:
                 return await self._seek(shard, request)
             case Commit():
                 return await self._commit(shard, request)
-            case DescribeInstance() | CommittedOffsets():
+            case DescribeInstance() | CommittedOffsets() | Positions():
                 self._call(shard, _key(request), done=False)
                 return await self._read_proven(shard, lambda s: self._describe(s, request))
             case _:
@@ -411,6 +440,8 @@ class GroupCoordinator:
                 return group_offsets(state, request, topics)
             case DescribeInstance():
                 return describe_instance(state, _key(request), topics)
+            case Positions():
+                return positions(state, _key(request), topics)
             case _:
                 assert isinstance(request, CommittedOffsets)
                 key = _key(request)
@@ -612,6 +643,7 @@ def _key(
     | Assign
     | Commit
     | CommittedOffsets
+    | Positions
     | Seek,
 ) -> InstanceKey:
     return InstanceKey(request.group, request.instance)

@@ -112,6 +112,8 @@ class GroupOffsetRow:
     metadata: str
     end_offset: int | None
     """The high watermark; None if the topic is deleted or its leader did not answer."""
+    is_committed: bool = True
+    """False for the start of a partition that an instance reads and never committed."""
 
     @property
     def lag(self) -> int | None:
@@ -266,6 +268,13 @@ class CommittedOffsets(GroupRequest[tuple[GroupOffset, ...]]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Positions(GroupRequest[tuple[GroupOffset, ...]]):
+    """Request for the next offset to be delivered of each partition that an instance owns."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seek(GroupRequest[None]):
     """Request to move the positions of owned partitions; all of them or none."""
 
@@ -295,6 +304,8 @@ class GroupOffsets(GroupRequest[tuple[GroupOffsetRow, ...]]):
 
     topics: frozenset[TopicName] | None = None
     """None: all."""
+    with_starts: bool = False
+    """True: also the starts of partitions that instances own and never committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,12 +390,13 @@ _ANSWERS: Mapping[type[GroupRequest[Any]], Any] = {
     CommitGroup: None,
     GroupOffsets: tuple[GroupOffsetRow, ...],
     DescribeGroup: GroupDescription,
+    Positions: tuple[GroupOffset, ...],
     EvictInstance: None,
     DeleteGroup: None,
     DeleteOffsets: None,
 }
 _REQUESTS: Mapping[str, type[GroupRequest[Any]]] = {cls.__name__: cls for cls in _ANSWERS}
-PURE_READS = (DescribeInstance, CommittedOffsets, GroupOffsets, DescribeGroup)
+PURE_READS = (DescribeInstance, CommittedOffsets, GroupOffsets, DescribeGroup, Positions)
 """Requests that may be sent twice: they change nothing but the time of a session's last call."""
 
 

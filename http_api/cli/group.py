@@ -19,9 +19,15 @@ from http_api.cli.options import (
     resolve_position,
 )
 from http_api.cli.partition import partition_cell
-from http_api.cli.session import Columns, CommandSession, Row, cluster_command, table
+from http_api.cli.session import (
+    Columns,
+    CommandSession,
+    Row,
+    cluster_command,
+    or_dash,
+    table,
+)
 from http_api.client import admin, groups
-from http_api.client.calls import ApiError
 from http_api.client.consumer import ends
 from http_api.client.groups import Place
 from http_api.contract.grammar import Position, TopicPartitions
@@ -48,11 +54,11 @@ GROUP_COLUMNS: Columns = {
 }
 PARTITION_COLUMNS: Columns = {
     "PARTITION": partition_cell,
-    "CURRENT-OFFSET": "current_offset",
+    "CURRENT-OFFSET": lambda row: row["current_offset"] if row["is_committed"] else None,
     "LOG-END-OFFSET": "log_end_offset",
     "LAG": "lag",
-    "MEMBER-ID": "member_id",
-    "CLIENT-ID": lambda row: row["client_id"] or None,
+    "MEMBER-ID": or_dash("member_id"),
+    "CLIENT-ID": or_dash("client_id"),
 }
 
 
@@ -75,17 +81,7 @@ def _describe(session: CommandSession, name: str) -> Row:
     """Return a group with its members, and the partitions that it committed or a member owns."""
     info = session.call(groups.describe_group, name)
     members = session.call(groups.members, name)
-    offsets = session.call(groups.group_offsets, name)
-    owners = {
-        place: member
-        for member in members
-        for place in _assignment(session, name, member.member_id)
-    }
-    committed = {(one.topic, one.partition): one for one in offsets}
-    partitions = [
-        _partition_row(place, committed.get(place), owners.get(place))
-        for place in sorted(committed.keys() | owners.keys())
-    ]
+    partitions = [asdict(one) for one in session.call(groups.lags, name)]
     lags = [row["lag"] for row in partitions]
     known, unknown = sum(lag for lag in lags if lag is not None), None in lags
     return asdict(info) | {
@@ -94,30 +90,6 @@ def _describe(session: CommandSession, name: str) -> Row:
         "known_lag": known,
         "partitions": partitions,
     }
-
-
-def _partition_row(
-    place: Place, one: groups.CommittedOffset | None, owner: groups.GroupMember | None
-) -> Row:
-    lag = None if one is None else one.lag
-    return {
-        "topic": place[0],
-        "partition": place[1],
-        "current_offset": None if one is None else one.offset,
-        "log_end_offset": None if one is None or lag is None else one.offset + lag,
-        "lag": lag,
-        "member_id": None if owner is None else owner.member_id,
-        "client_id": None if owner is None else owner.client_id,
-    }
-
-
-def _assignment(session: CommandSession, name: str, member_id: str) -> list[Place]:
-    try:
-        return session.call(groups.member_assignment, name, member_id)
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        return []  # the member has left since the list was read
 
 
 def _description_lines(row: Row) -> str:

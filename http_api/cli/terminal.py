@@ -8,6 +8,7 @@ or JSON by a byte.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import TextIO
 
 import click
+from typing_extensions import override
 
 BAR_CHARS = 30
 REDRAW_S = 0.1
@@ -62,6 +64,10 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.erase()
+
+    def erase(self) -> None:
+        """Remove the line; it is drawn again only by a further change."""
         if self._is_shown:
             sys.stderr.write(_ERASE_LINE)
             sys.stderr.flush()
@@ -94,3 +100,23 @@ class Progress:
         filled = round(share * BAR_CHARS)
         bar = "█" * filled + "░" * (BAR_CHARS - filled)
         return f"{self._label} {bar} {share:4.0%}  {self._done} of {self._total}"
+
+
+class _ErasingHandler(logging.StreamHandler[TextIO]):
+    """Handler that removes a line of progress before each log line, so that they do not mix."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return _ERASE_LINE + super().format(record)
+
+
+def keep_log_lines_whole() -> None:
+    """Have log lines on a terminal replace a line of progress instead of being added to it."""
+    if not is_terminal(sys.stderr):
+        return
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        whole = _ErasingHandler(sys.stderr)
+        whole.setFormatter(handler.formatter)
+        root.removeHandler(handler)
+        root.addHandler(whole)

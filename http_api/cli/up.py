@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from http_api.cli.options import examples, format_option, set_option
+from http_api.cli.terminal import Progress, keep_log_lines_whole
 from http_api.node.cluster_file import DEFAULT_PORT
 from http_api.node.cluster_plan import DEFAULT_BROKERS, DEFAULT_CONTROLLERS, UpOptions
 from http_api.node.local_cluster import run_format, run_up
@@ -85,4 +86,12 @@ def up(
     )
     if format_only:
         return run_format(options, os.environ, form)
-    return run_up(options, SystemClock(), os.environ, form)
+    with Progress("brokers ready:", form=form) as progress:
+        keep_log_lines_whole()
+
+        def waiting(ready: int, brokers: int) -> None:
+            progress.set(ready, brokers)
+            if ready == brokers:
+                progress.erase()
+
+        return run_up(options, SystemClock(), os.environ, form, waiting)

@@ -29,13 +29,21 @@ from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
 from http_api.contract.resources import (
     CommittedOffset,
     GroupInfo,
+    GroupLag,
     GroupMember,
     committed_of,
     group_of,
+    lag_of,
     member_of,
 )
 
-__all__ = ["CommittedOffset", "GroupInfo", "GroupMember", "Place"]  # for users of these calls
+__all__ = [
+    "CommittedOffset",
+    "GroupInfo",
+    "GroupLag",
+    "GroupMember",
+    "Place",
+]  # for users of these calls
 
 
 GROUPS = "consumer-groups"
@@ -191,6 +199,11 @@ def group_offsets(cluster_id: str, group: str) -> Call[list[CommittedOffset]]:
     The list is empty for a group that does not exist.
     """
     return read_list(_get(cluster_id, group, "offsets"), committed_of)
+
+
+def lags(cluster_id: str, group: str) -> Call[list[GroupLag]]:
+    """Return the call that lists the lag of each partition that a group committed or reads."""
+    return read_list(_get(cluster_id, group, "lags"), lag_of)
 
 
 def commit_group(

@@ -78,6 +78,16 @@ def partitions(rows: Iterable[tuple[str, int]]) -> JsonObject:
     return {"partitions": [{"topic": topic, "partition": number} for topic, number in rows]}
 
 
+def positions(rows: Iterable[tuple[str, int, int]]) -> JsonObject:
+    """Return the next offsets to be delivered, given as (topic, partition, offset)."""
+    return {
+        "offsets": [
+            {"topic": topic, "partition": number, "offset": offset}
+            for topic, number, offset in rows
+        ]
+    }
+
+
 def offsets(rows: Iterable[tuple[str, int, int, str]]) -> JsonObject:
     """Return committed offsets, given as (topic, partition, offset, metadata)."""
     return {
@@ -174,16 +184,14 @@ def lag(links: Links, group_id: str, found: ConsumerLag) -> JsonObject:
         "current_offset": at.offset,
         "log_end_offset": found.end_offset,
         "lag": at.lag,
+        "is_committed": at.is_committed,
     }
 
 
-def lag_summary(
-    links: Links, group_id: str, lags: Sequence[ConsumerLag], *, is_complete: bool = True
-) -> JsonObject:
+def lag_summary(links: Links, group_id: str, lags: Sequence[ConsumerLag]) -> JsonObject:
     """Return the largest known lag and the sum of all lags.
 
-    The sum is null if a lag is not known, or if the group reads partitions without a committed
-    offset (not ``is_complete``); the largest lag is null if no lag is known.
+    The sum is null if a lag is not known; the largest lag is null if no lag is known.
     """
     path = (GROUPS, group_id)
     known = [row for row in lags if row.committed.lag is not None]
@@ -202,11 +210,9 @@ def lag_summary(
         "max_lag_client_id": longest.client_id if longest is not None else "",
         "max_lag_topic_name": worst.topic if worst is not None else None,
         "max_lag_partition_id": worst.partition if worst is not None else None,
-        "max_lag": worst.lag if worst is not None else None if lags or not is_complete else 0,
+        "max_lag": worst.lag if worst is not None else None if lags else 0,
         "total_lag": (
-            sum(row.committed.lag or 0 for row in known)
-            if is_complete and len(known) == len(lags)
-            else None
+            sum(row.committed.lag or 0 for row in known) if len(known) == len(lags) else None
         ),
         "max_lag_consumer": links.related(*path, "consumers", owner) if owner else None,
         "max_lag_partition": (

@@ -284,6 +284,8 @@ class CommittedOffset:
     offset: int
     metadata: str
     lag: int | None
+    is_committed: bool = True
+    """False: nothing is committed, and ``offset`` is where the group starts."""
 
 
 def committed_of(row: Mapping[str, Any]) -> CommittedOffset:
@@ -294,6 +296,37 @@ def committed_of(row: Mapping[str, Any]) -> CommittedOffset:
         offset=row["offset"],
         metadata=row["metadata"],
         lag=row["lag"],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLag:
+    """The lag of a group in a partition that it committed, or that a member reads."""
+
+    topic: str
+    partition: int
+    current_offset: int
+    """The committed offset; where nothing is committed, the group's start."""
+    is_committed: bool
+    log_end_offset: int | None
+    """None if it is not known, and so is the lag."""
+    lag: int | None
+    member_id: str
+    """The owner; empty if no member owns the partition."""
+    client_id: str
+
+
+def lag_of(row: Mapping[str, Any]) -> GroupLag:
+    """Return the lag that a row of a v3 answer describes."""
+    return GroupLag(
+        topic=row["topic_name"],
+        partition=row["partition_id"],
+        current_offset=row["current_offset"],
+        is_committed=row["is_committed"],
+        log_end_offset=row["log_end_offset"],
+        lag=row["lag"],
+        member_id=row["consumer_id"],
+        client_id=row["client_id"],
     )
 
 

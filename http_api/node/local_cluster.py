@@ -61,8 +61,10 @@ class ClusterSupervisor:
         clock: Clock,
         environment: Mapping[str, str],
         announce: Callable[[ClusterDescription], None],
+        waiting: Callable[[int, int], None] = lambda _ready, _brokers: None,
     ) -> None:
         self._options = options
+        self._waiting = waiting
         self._description = replace(
             description.all_down(ClusterState.STARTING, os.getpid()), supervisor_pid=os.getpid()
         )
@@ -111,12 +113,16 @@ class ClusterSupervisor:
         """Return None once ready or stopped; else the exit that ends the attempt."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + READY_WITHIN_S
+        brokers = self._description.brokers
         while not self._stop.is_set():
             if (refused := self._refused_start()) is not None:
                 return refused
             missing = await self._missing()
             if not missing:
+                self._waiting(len(brokers), len(brokers))
                 return None
+            late = sum(line.startswith("broker-") for line in missing)
+            self._waiting(len(brokers) - late, len(brokers))
             if loop.time() >= deadline:
                 lines = "".join(f"\n  {line}" for line in missing)
                 msg = f"not ready after {READY_WITHIN_S:.0f} s, missing:{lines}"
@@ -277,8 +283,17 @@ def ready_json(description: ClusterDescription) -> str:
     return json.dumps({"state": "ready", "cluster_id": description.cluster_id, "urls": urls}) + "\n"
 
 
-def run_up(options: UpOptions, clock: Clock, environment: Mapping[str, str], form: str) -> int:
-    """Run ``quorumlog up``; return the exit code or raise `NodeExit`."""
+def run_up(
+    options: UpOptions,
+    clock: Clock,
+    environment: Mapping[str, str],
+    form: str,
+    waiting: Callable[[int, int], None] = lambda _ready, _brokers: None,
+) -> int:
+    """Run ``quorumlog up``; return the exit code or raise `NodeExit`.
+
+    ``waiting`` is called with the number of ready brokers, and of all, until all are ready.
+    """
 
     def announce(description: ClusterDescription) -> None:
         sys.stdout.write((ready_json if form == "json" else ready_text)(description))
@@ -292,7 +307,12 @@ def run_up(options: UpOptions, clock: Clock, environment: Mapping[str, str], for
             *(description.cluster_id, len(description.nodes), options.data_dir / CLUSTER_FILE),
         )
         cluster = ClusterSupervisor(
-            options, description, clock=clock, environment=environment, announce=announce
+            options,
+            description,
+            clock=clock,
+            environment=environment,
+            announce=announce,
+            waiting=waiting,
         )
         try:
             return await cluster.run()

@@ -29,6 +29,7 @@ from broker.coordinator.group_messages import (
     OffsetsCommitted,
     Poll,
     PolledRecords,
+    Positions,
     Seek,
     SeekTarget,
     Subscribe,
@@ -739,3 +740,10 @@ async def test_a_fenced_static_member_is_40952(door: Door) -> None:
     answers(door, Poll, KafkaError(ErrorCode.FENCED_INSTANCE_ID, text))
     refused = await door.get(INSTANCE + "/records")
     assert (refused.status, refused.json) == (409, {"error_code": 40952, "message": text})
+
+
+async def test_positions_are_the_next_offsets_to_be_delivered(door: Door) -> None:
+    next_offset = GroupOffset(TopicName("flights"), PartitionId(0), 7)
+    answers(door, Positions, (next_offset,))
+    expected = {"offsets": [{"topic": "flights", "partition": 0, "offset": 7}]}
+    assert (await door.get(INSTANCE + "/positions")).golden == (200, V2, expected)

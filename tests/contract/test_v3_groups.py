@@ -145,6 +145,7 @@ LAG = {
     "current_offset": 5,
     "log_end_offset": 7,
     "lag": 2,
+    "is_committed": True,
 }
 
 
@@ -220,7 +221,7 @@ async def test_the_lag_summary_of_a_group(pilots: Door) -> None:
     assert (found["max_lag"], found["total_lag"]) == (2, 2)
     pilots.apis.group_answers[GroupOffsets] = ()
     found = (await pilots.get(GROUP + path)).json
-    assert (found["max_lag"], found["total_lag"], found["max_lag_partition"]) == (None, None, None)
+    assert (found["max_lag"], found["total_lag"], found["max_lag_partition"]) == (0, 0, None)
 
 
 async def test_committed_offsets_are_the_next_to_read(pilots: Door) -> None:
@@ -372,3 +373,14 @@ async def test_a_group_with_live_members_is_not_deleted(door: Door) -> None:
     assert refused.golden == (409, JSON, {"error_code": 40903, "message": text})
     door.apis.group_answers[DeleteGroup] = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
     assert (await door.call("DELETE", GROUP)).json["error_code"] == 40405
+
+
+async def test_a_partition_that_was_never_committed_has_its_start(pilots: Door) -> None:
+    start = replace(row(1, 3, 7), is_committed=False)
+    pilots.apis.group_answers[GroupOffsets] = (row(0, 5, 7), start)
+    found = (await pilots.get(GROUP + "/lags")).json["data"][1]
+    assert (found["is_committed"], found["current_offset"], found["lag"]) == (False, 3, 4)
+    assert [one.with_starts for one in pilots.apis.requests if isinstance(one, GroupOffsets)] == [
+        True
+    ]
+    assert (await pilots.get(GROUP + "/lag-summary")).json["total_lag"] == 6

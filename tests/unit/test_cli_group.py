@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -100,25 +101,27 @@ async def test_list(shell: Shell) -> None:
 
 async def test_describe_shows_lag_and_owner_per_partition(shell: Shell) -> None:
     owners = (member("one", 0, 1), member("spare"))
-    describes(shell.door, *owners, rows=(row(0, 4, 6), row(2, 1, None)))
+    start = replace(row(1, 0, 3), is_committed=False)
+    describes(shell.door, *owners, rows=(row(0, 4, 6), start, row(2, 1, None)))
     shown = await shell("group", "describe", "pilots")
     assert shown.code == 0
     assert (
-        shown.lines[0] == "group pilots state=stable coordinator=2 members=2 total_lag=at least 2"
+        shown.lines[0] == "group pilots state=stable coordinator=2 members=2 total_lag=at least 5"
     )
     assert [line.split() for line in shown.lines[2:5]] == [
         ["flights:0", "4", "6", "2", "one", "etl"],
-        ["flights:1", "-", "-", "-", "one", "etl"],
+        ["flights:1", "-", "3", "3", "one", "etl"],
         ["flights:2", "1", "-", "-", "-", "-"],
     ]
     assert shown.lines[5] == "without partitions: spare"
 
     (found,) = (await shell("group", "describe", "pilots", "--format", "json")).json
-    assert (found["total_lag"], found["known_lag"], len(found["members"])) == (None, 2, 2)
+    assert (found["total_lag"], found["known_lag"], len(found["members"])) == (None, 5, 2)
     assert found["partitions"][0] == {
         "topic": "flights",
         "partition": 0,
         "current_offset": 4,
+        "is_committed": True,
         "log_end_offset": 6,
         "lag": 2,
         "member_id": "one",

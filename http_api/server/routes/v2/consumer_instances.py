@@ -22,6 +22,7 @@ from broker.coordinator.group_messages import (
     DeleteInstance,
     DescribeInstance,
     Poll,
+    Positions,
     Seek,
     SeekTarget,
     Subscribe,
@@ -97,6 +98,7 @@ class ConsumerRoutes:
             ("POST", "/assignments", self.assign),
             ("GET", "/assignments", self.assignments),
             ("GET", "/offsets", self.offsets),
+            ("GET", "/positions", self.positions),
             ("POST", "/positions", partial(self.seek, bodies.positions)),
             ("POST", "/positions/beginning", partial(self.seek, bodies.beginnings)),
             ("POST", "/positions/end", partial(self.seek, bodies.ends)),
@@ -260,6 +262,11 @@ class ConsumerRoutes:
         return group_shapes.offsets(
             (row.topic, row.partition, row.offset, row.metadata) for row in found
         )
+
+    async def positions(self, _: web.Request, group: GroupId, instance: InstanceId) -> JsonObject:
+        """Answer the next offset to be delivered of each partition that the instance owns."""
+        found = await self._send_to_coordinator(Positions(group=group, instance=instance))
+        return group_shapes.positions((row.topic, row.partition, row.offset) for row in found)
 
     async def seek(
         self,

@@ -134,7 +134,7 @@ class ConsumerGroupRoutes(V3Routes):
     # lags and offsets
 
     async def lags(self, request: web.Request, group: str) -> shapes.JsonObject:
-        """Answer the lag of every partition with a committed offset of the group."""
+        """Answer the lag of every partition that the group committed or reads."""
         group_id = _group_id(group)
         data = [shapes.lag(self._links, group_id, row) for row in await self._owned_lags(group_id)]
         path = (shapes.GROUPS, group_id, "lags")
@@ -153,11 +153,8 @@ class ConsumerGroupRoutes(V3Routes):
     async def lag_summary(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer the group's largest lag, and the sum of its lags."""
         group_id = _group_id(group)
-        found = await self._describe(group_id)
-        rows = await self._lags(found)
-        committed = {(row.committed.topic, row.committed.partition) for row in rows}
-        owned = {place for member in found.members for place in member.assignment}
-        return shapes.lag_summary(self._links, group_id, rows, is_complete=owned <= committed)
+        rows = await self._owned_lags(group_id)
+        return shapes.lag_summary(self._links, group_id, rows)
 
     async def offsets(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer all committed offsets of the group; an empty list if there are none."""
@@ -242,10 +239,8 @@ class ConsumerGroupRoutes(V3Routes):
 
     async def _owned_lags(self, group_id: GroupId) -> list[shapes.ConsumerLag]:
         """Return committed offset, log end and owner of each partition; 404 for no such group."""
-        return await self._lags(await self._describe(group_id))
-
-    async def _lags(self, found: GroupDescription) -> list[shapes.ConsumerLag]:
-        offsets = await self._apis.group(GroupOffsets(group=found.group))
+        found = await self._describe(group_id)
+        offsets = await self._apis.group(GroupOffsets(group=group_id, with_starts=True))
         owners = {place: member for member in found.members for place in member.assignment}
         return [_lag(row, owners.get(TopicPartition(row.topic, row.partition))) for row in offsets]
 
@@ -287,6 +282,7 @@ def _committed(row: GroupOffsetRow) -> CommittedOffset:
         offset=row.offset,
         metadata=row.metadata,
         lag=row.lag,
+        is_committed=row.is_committed,
     )
 
 
