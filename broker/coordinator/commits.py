@@ -2,18 +2,21 @@
 
 The `GroupCoordinator` and `instances` call these functions as decisions of a shard. A member
 commits only partitions that it owns in its present epoch, and never past what was delivered to it.
-A late commit never moves a newer one back; only a recorded seek does (rule G4).
+Where that is not known, because another coordinator delivered it, the limit is the partition's
+high watermark, which the caller has asked for (`undelivered_here`). A late commit never moves a
+newer one back; only a recorded seek does (rule G4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from broker.coordinator.group_messages import CommitGroup, GroupOffset
 from broker.coordinator.group_state import Group, GroupsState, Instance, Session, Topics, is_present
 from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, OffsetValue, SeekKey
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import InstanceId, TopicPartition
+from raft_metadata.common.ids import GroupId, InstanceId, TopicPartition
 
 OFFSET_METADATA_BYTES_MAX = 4_096
 """Kafka's ``offset.metadata.max.bytes``."""
@@ -21,8 +24,42 @@ OFFSETS_PER_COMMIT_MAX = 10_000
 """Most offsets of one commit; INVALID_REQUEST beyond."""
 
 
+HighWatermarks = Mapping[TopicPartition, int]
+NO_HIGH_WATERMARKS: HighWatermarks = MappingProxyType({})
+
+
+def undelivered_here(
+    state: GroupsState,
+    group_id: GroupId,
+    member_id: InstanceId | None,
+    offsets: Iterable[GroupOffset],
+    topics: Topics,
+) -> list[TopicPartition]:
+    """Return the partitions of a commit of which this coordinator delivered nothing to the member.
+
+    Only those that the member owns, and whose offset is behind where it would begin to read.
+    """
+    group = state.groups.get(group_id)
+    member = None if group is None or member_id is None else group.members.get(member_id)
+    if group is None or member is None:
+        return []
+    session = state.sessions[InstanceKey(group_id, member.name)]
+    found = []
+    for one in offsets:
+        partition = TopicPartition(one.topic, one.partition)
+        if partition in member.owned and session.position(partition, topics) is None:
+            start = group.restart(member, partition, topics)
+            if start is None or one.offset >= start:
+                found.append(partition)
+    return found
+
+
 def commit_offsets(
-    state: GroupsState, key: InstanceKey, offsets: tuple[GroupOffset, ...], topics: Topics
+    state: GroupsState,
+    key: InstanceKey,
+    offsets: tuple[GroupOffset, ...],
+    topics: Topics,
+    high_watermarks: HighWatermarks = NO_HIGH_WATERMARKS,
 ) -> None:
     """Record the offsets that an instance commits; all or none.
 
@@ -39,7 +76,7 @@ def commit_offsets(
     check_may_commit(state, key)
     if instance.value.is_subscribed:
         for one in stored:
-            _check_member(group, instance, session, one, topics)
+            _check_member(group, instance, session, one, topics, high_watermarks)
         stored = [one for one in stored if _is_newer(group, instance, one, topics)]
     _record(state, group, stored, instance.name, topics)
 
@@ -55,7 +92,12 @@ def check_may_commit(state: GroupsState, key: InstanceKey) -> None:
         raise KafkaError(ErrorCode.ILLEGAL_STATE, f"{text} can't commit")
 
 
-def commit_without_instance(state: GroupsState, request: CommitGroup, topics: Topics) -> None:
+def commit_without_instance(
+    state: GroupsState,
+    request: CommitGroup,
+    topics: Topics,
+    high_watermarks: HighWatermarks = NO_HIGH_WATERMARKS,
+) -> None:
     """Record any offsets, as in Kafka; beside live members only those of one of them.
 
     Raises FENCED_MEMBER_EPOCH unless member id and epoch are a live member's present ones.
@@ -76,7 +118,7 @@ def commit_without_instance(state: GroupsState, request: CommitGroup, topics: To
         raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, text)
     session = state.sessions[InstanceKey(request.group, member.name)]
     for one in request.offsets:
-        _check_member(group, member, session, one, topics)
+        _check_member(group, member, session, one, topics, high_watermarks)
     news = [one for one in request.offsets if _is_newer(group, member, one, topics)]
     _record(state, group, news, member.name, topics)
 
@@ -166,7 +208,12 @@ def check_partition(partition: TopicPartition, topics: Topics) -> None:
 
 
 def _check_member(
-    group: Group, instance: Instance, session: Session, one: GroupOffset, topics: Topics
+    group: Group,
+    instance: Instance,
+    session: Session,
+    one: GroupOffset,
+    topics: Topics,
+    high_watermarks: HighWatermarks,
 ) -> None:
     """Refuse a partition that the member does not own, or an offset not delivered to it (G4)."""
     partition = TopicPartition(one.topic, one.partition)
@@ -175,11 +222,16 @@ def _check_member(
         text = f"No current assignment for partition {where}"
         raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
     position = session.position(partition, topics)
-    reached = group.restart(instance, partition, topics) if position is None else position.reached
+    if position is not None:
+        reached: int | None = position.reached
+    elif partition in high_watermarks:
+        reached = high_watermarks[partition]
+    else:
+        reached = group.restart(instance, partition, topics)
     if reached is None or one.offset > reached:
         text = (
             f"commit past what was delivered: {where} was delivered up to {reached}, not up to "
-            f"{one.offset}; after a change of coordinator reading goes on from the last commit"
+            f"{one.offset}"
         )
         raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
 

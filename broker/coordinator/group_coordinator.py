@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -66,6 +66,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
     GroupId,
+    InstanceId,
     LeaderEpoch,
     PartitionId,
     TopicIdPartition,
@@ -219,6 +220,8 @@ def positions(state: GroupsState, key: InstanceKey, topics: Topics) -> tuple[Gro
 _log = logging.getLogger("broker.coordinator")
 
 TICK_MS = 100
+ENDS_AT_ONCE = 64
+"""Most partitions whose high watermark is asked for at the same time for one commit."""
 PROOF_WAIT_MS = 100
 """Time to wait for a heartbeat that proves this broker's leadership; then an append must prove
 it."""
@@ -532,7 +535,8 @@ class GroupCoordinator:
         offsets = request.offsets
         if offsets is not None:
             await self._know_topics([one.topic for one in offsets])
-        topics = self._topics
+        topics, generation = self._topics, shard.generation
+        ends = await self._undelivered_ends(shard, key.group, key.instance, offsets or ())
 
         def decision(state: GroupsState) -> bool:
             _, instance, _ = state.find(key)
@@ -541,26 +545,45 @@ class GroupCoordinator:
                 commits.check_may_commit(state, key)
                 commits.commit_delivered(state, key, topics)
             else:
-                commits.commit_offsets(state, key, offsets, topics)
+                commits.commit_offsets(state, key, offsets, topics, ends)
             # After the commit: partitions whose records it covers may be given up; those with
             # uncommitted records may still be processed.
             instances.begin_call(state, key, topics, done=False)
             return instance.value.settings.strimzi
 
-        strimzi = shard.decide(decision)
+        strimzi = shard.decide(decision, generation)
         await shard.settled()
         return OffsetsCommitted(strimzi=strimzi)
 
+    async def _undelivered_ends(
+        self,
+        shard: Shard,
+        group: GroupId,
+        member: InstanceId | None,
+        offsets: Iterable[GroupOffset],
+    ) -> dict[TopicPartition, int]:
+        """Return the high watermarks up to which a member may commit unknown deliveries (G4)."""
+        topics = self._topics
+        places = commits.undelivered_here(shard.state(), group, member, offsets, topics)
+        found: dict[TopicPartition, int] = {}
+        for at in range(0, len(places), ENDS_AT_ONCE):
+            wave = places[at : at + ENDS_AT_ONCE]
+            ends = await asyncio.gather(*map(self._data.ends, wave))
+            found.update((place, one.end) for place, one in zip(wave, ends, strict=True))
+        return found
+
     async def _commit_group(self, shard: Shard, request: CommitGroup) -> None:
         await self._know_topics([one.topic for one in request.offsets])
-        topics = self._topics
+        topics, generation = self._topics, shard.generation
+        member = request.member_id
+        ends = await self._undelivered_ends(shard, request.group, member, request.offsets)
 
         def decision(state: GroupsState) -> None:
             instances.check_room(state, request.group, self._limits, is_in_use=False)
-            commits.commit_without_instance(state, request, topics)
+            commits.commit_without_instance(state, request, topics, ends)
             instances.make_room(state, self._limits)
 
-        shard.decide(decision)
+        shard.decide(decision, generation)
         await shard.settled()
 
     async def _seek(self, shard: Shard, request: Seek) -> None:

@@ -30,7 +30,7 @@ from broker.coordinator.records import (
     encode_value,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import PartitionId, TopicName
+from raft_metadata.common.ids import InstanceId, PartitionId, TopicName
 from tests.support.group_world import BY_HAND, EARLIEST, G, GroupWorld, T, facts, place
 
 
@@ -254,6 +254,23 @@ def test_rule_g4_not_past_what_was_delivered() -> None:
     with refused(ErrorCode.ILLEGAL_STATE):
         world.commit("a", 0, 20)
     assert world.read("a")[0] == (10, 20)
+
+
+def test_rule_g4_what_another_coordinator_delivered_is_taken_up_to_the_high_watermark() -> None:
+    world = GroupWorld()
+    world.join("a", BY_HAND)
+    world.read("a")
+    world.fail_over()
+    rows = (GroupOffset(T, PartitionId(0), 9), GroupOffset(T, PartitionId(1), 30))
+    undelivered = commits.undelivered_here(world.state, G, InstanceId("a"), rows, world.topics)
+    assert undelivered == [place(0), place(1)]
+    high_watermarks = {place(0): 10, place(1): 10}
+    with refused(ErrorCode.ILLEGAL_STATE):
+        commits.commit_offsets(world.state, world.key("a"), rows[1:], world.topics, high_watermarks)
+    commits.commit_offsets(world.state, world.key("a"), rows[:1], world.topics, high_watermarks)
+    assert world.committed(0) == 10
+    world.read("a", 5)
+    assert commits.undelivered_here(world.state, G, InstanceId("a"), rows, world.topics) == []
 
 
 def test_rule_g4_a_late_older_commit_changes_nothing() -> None:
