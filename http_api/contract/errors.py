@@ -33,6 +33,8 @@ class RestCode(IntEnum):
     """Value of ``error_code`` in an answer; each number has one meaning."""
 
     BAD_REQUEST = 400
+    FOREIGN_PAGE = 403
+    """A web page of another site made the request, or reached this listener by its own name."""
     NOT_FOUND = 404
     METHOD_NOT_ALLOWED = 405
     NOT_ACCEPTABLE = 406

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker.server.broker_server import BrokerServer
-from http_api.node.node_config import NodeConfig
+from http_api.node.node_config import NodeConfig, trusted_hosts
 from http_api.node.node_start import (
     OpenedNode,
     binding,
@@ -106,7 +106,11 @@ async def _listen(
     listeners.push_async_callback(peer_server.stop)
     http = HttpServer(
         build_app(
-            server.apis, config.limits, f"http://{config.advertised_http}", server.debug_state
+            server.apis,
+            config.limits,
+            f"http://{config.advertised_http}",
+            server.debug_state,
+            trusted_hosts(config),
         ),
         config.limits,
         insecure=node.insecure,

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from http_api.node.exits import NodeExit
 from http_api.node.formatting import RAFT_FOLDER
-from http_api.node.node_config import NodeConfig, load_node_config
+from http_api.node.node_config import NodeConfig, load_node_config, trusted_hosts
 from http_api.node.node_start import (
     OpenedNode,
     binding,
@@ -119,6 +119,7 @@ async def _serve(node: OpenedNode) -> None:
             controller=controller,
             voters=quorum,
             view=controller.view,
+            trusted=trusted_hosts(config),
         )
         with binding(config.listen_http, config.name):
             await server.start()

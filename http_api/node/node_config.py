@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from broker.config import BrokerConfig, BrokerDefaults, BrokerLimits, BrokerTimeouts
+from http_api.contract.foreign_pages import TrustedHosts, parse_authority
 from http_api.node.exits import ConfigError
 from raft_metadata.common.configs.rows import (
     ConfigRow,
@@ -138,6 +139,9 @@ _TLS_HINTS = {
 }
 _DIAL_KEY = re.compile(r"(?:broker|controller)-\d+\.(?:http|peer|raft)")
 _DIAL_ENVIRONMENT = re.compile(r"(BROKER|CONTROLLER)_(\d+)_(HTTP|PEER|RAFT)")
+HOSTS_MAX = 100
+"""Most names in ``[listeners] hosts``."""
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}(:[0-9]{1,5})?")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMATS = ("text", "json")
 SECTIONS = ("node", "listeners", "advertised", "controllers", "dial", "tls", *SETTING_SECTIONS)
@@ -190,6 +194,9 @@ class NodeConfig:
     advertised_inner: Address
     controllers: Mapping[int, ControllerAddresses]
     dial: Mapping[str, Address] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
+    """``[listeners] hosts``: names, with a port or without, under which web pages may reach the
+    HTTP listener, besides the advertised one."""
     tls: TlsFiles | None = None
     """Files for mutual TLS; only the controllers' Raft listeners use it so far."""
     rack: str | None = None
@@ -231,6 +238,16 @@ class NodeConfig:
             timeouts=self.timeouts,
             stated=self.stated,
         )
+
+
+def trusted_hosts(config: NodeConfig) -> TrustedHosts:
+    """Return the names under which web pages may reach the node's HTTP listener."""
+    named = (parse_authority(name) for name in config.hosts)
+    return TrustedHosts(
+        is_loopback=config.listen_http.is_loopback,
+        advertised=config.advertised_http.host,
+        named=frozenset(one for one in named if one is not None),
+    )
 
 
 def parse_address(value: object, origin: str) -> Address:
@@ -356,7 +373,9 @@ def _check_key(section: str, key: str, origin: str) -> None:
             return
         case "node":
             known: Sequence[str] = _NODE_KEYS
-        case "listeners" | "advertised":
+        case "listeners":
+            known = (*_ADDRESS_KEYS, "hosts")
+        case "advertised":
             known = _ADDRESS_KEYS
         case "tls":
             known = tuple(_TLS_HINTS)
@@ -381,9 +400,10 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
         msg = f"{origin}: node.id = {node_id!r}, expected a whole number from 1 on"
         raise ConfigError(msg)
     inner = "peer" if role == "broker" else "raft"
-    listen = _addresses(table["listeners"], inner, f"{origin}: listeners")
+    listeners = {key: value for key, value in table["listeners"].items() if key != "hosts"}
+    listen = _addresses(listeners, inner, f"{origin}: listeners")
     advertised_addresses = _addresses(
-        {**table["listeners"], **table["advertised"]}, inner, f"{origin}: advertised"
+        {**listeners, **table["advertised"]}, inner, f"{origin}: advertised"
     )
     controllers = _controllers(table["controllers"], origin)
     if role == "controller" and node_id not in controllers:
@@ -410,6 +430,7 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
         advertised_inner=advertised_addresses[1],
         controllers=controllers,
         dial=dial,
+        hosts=_hosts(table["listeners"].get("hosts", []), f"{origin}: listeners.hosts"),
         tls=_tls(table["tls"], path),
         defaults=_section(BrokerDefaults, values),
         limits=_section(BrokerLimits, values),
@@ -441,6 +462,17 @@ def _addresses(table: Mapping[str, Any], inner: str, origin: str) -> tuple[Addre
         parse_address(table["http"], f"{origin}.http"),
         parse_address(table[inner], f"{origin}.{inner}"),
     )
+
+
+def _hosts(value: object, origin: str) -> tuple[str, ...]:
+    """Return the names of a list, or of a text with commas, as the environment has them."""
+    given = value.split(",") if isinstance(value, str) else value
+    if isinstance(given, list) and len(given) <= HOSTS_MAX:
+        names = [one.strip() for one in given if isinstance(one, str)]
+        if len(names) == len(given) and all(map(_HOST_NAME.fullmatch, names)):
+            return tuple(names)
+    msg = f"{origin} = {value!r}, expected a list of at most {HOSTS_MAX} host names,"
+    raise ConfigError(msg + ' such as ["log.example.com", "log.example.com:8443"]')
 
 
 def _controllers(table: Mapping[str, Any], origin: str) -> dict[int, ControllerAddresses]:
@@ -557,6 +589,8 @@ def render_config(table: Mapping[str, Mapping[str, Any]]) -> str:
         lines += ["", f"[{section}]"]
         given = table.get(section, {})
         lines += [f"{_toml_key(key)} = {_toml(value)}" for key, value in given.items()]
+        if section == "listeners" and "hosts" not in given:
+            lines += ["# hosts = []  # more names that web pages may reach the HTTP listener by"]
         if section == "tls":
             lines += [
                 "# Mutual TLS between controllers (listeners.raft); no other listener uses it yet."
@@ -580,6 +614,8 @@ def _toml(value: object) -> str:
             return "true" if value else "false"
         case int() | float():
             return repr(value)
+        case list():
+            return "[" + ", ".join(map(_toml, value)) + "]"
         case dict():
             return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
         case _:

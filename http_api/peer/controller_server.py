@@ -17,6 +17,8 @@ from typing import Protocol, TypeVar
 import orjson
 from aiohttp import web
 
+from http_api.contract.errors import RestError
+from http_api.contract.foreign_pages import ANY_HOST, TrustedHosts
 from http_api.peer import controller_paths as paths
 from http_api.peer.connections import bound_address, split_address
 from http_api.peer.frames import body_of
@@ -107,7 +109,9 @@ class ControllerServer:
         controller: Controller,
         voters: VoterDirectories,
         view: StateView,
+        trusted: TrustedHosts = ANY_HOST,
     ) -> None:
+        self._trusted = trusted
         self._host, self._port = split_address(bind)
         self._node_id = node_id
         self._cluster_id = cluster_id
@@ -337,7 +341,13 @@ class ControllerServer:
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            headers = request.headers
+            hosts, origins = headers.getall("Host", ()), headers.getall("Origin", ())
+            self._trusted.check(request.method, hosts, origins)
             return await handler(request)
+        except RestError as error:
+            text = KafkaError(ErrorCode.INVALID_REQUEST, error.message)
+            return self._refusal(text, error.status)
         except KafkaError as error:
             return self._refusal(error, 503 if error.code.retriable else 400)
         except web.HTTPException as error:

@@ -28,6 +28,7 @@ from http_api.contract.errors import (
     excerpt,
     failure_envelope,
 )
+from http_api.contract.foreign_pages import ANY_HOST, TrustedHosts
 from http_api.contract.media_types import JSON, V2
 from raft_metadata.common.errors import KafkaError, Outcome
 
@@ -54,6 +55,7 @@ class ApiContext:
     limits: BrokerLimits
     advertised_url: str
     """Address ``http://host:port`` at which clients reach this broker, without a final slash."""
+    trusted: TrustedHosts = ANY_HOST
 
 
 def reply(

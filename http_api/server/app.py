@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from http_api.contract.foreign_pages import ANY_HOST, TrustedHosts
 from http_api.server.answers import (
     ERROR_TYPE,
     MAX_HEADERS,
@@ -71,13 +72,15 @@ def build_app(
     limits: BrokerLimits,
     advertised_url: str,
     debug_state: BrokerDebugState | None = None,
+    trusted: TrustedHosts = ANY_HOST,
 ) -> web.Application:
     """Return the app with every route of the public listener, in front of ``apis``.
 
     Answers name this broker as ``advertised_url`` (``http://host:port``). ``debug_state`` gives the
-    debug state of this broker; None: its paths are not served.
+    debug state of this broker; None: its paths are not served. Requests of web pages are served
+    under the names in ``trusted`` only.
     """
-    context = ApiContext(apis, limits, advertised_url.rstrip("/"))
+    context = ApiContext(apis, limits, advertised_url.rstrip("/"), trusted)
     ids = RequestIds()
     router = PathRouter()
     for routes in (
@@ -100,6 +103,8 @@ def build_app(
         StateRoutes(debug_state).add_to(router)
 
     async def dispatch(request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        trusted.check(request.method, headers.getall("Host", ()), headers.getall("Origin", ()))
         route, parameters = router.resolve(request.method, request.rel_url.raw_path)
         request[ERROR_TYPE] = route.reply_type
         if request.rel_url.raw_query_string:

@@ -93,11 +93,13 @@ _ZSTD_HEAD = (
     b"Content-Encoding: " + ZSTD.encode() + b"\r\n" + _VARY + DECODED_LENGTH_HEADER.encode()
 ) + b": %d\r\n"
 
-_LEFT_TO_ROUTES, _PLAIN, _CONTENT_TYPE, _ACCEPT, _REQUEST_ID, _ENCODING = range(6)
+_LEFT_TO_ROUTES, _PLAIN, _CONTENT_TYPE, _ACCEPT, _REQUEST_ID, _ENCODING, _HOST = range(7)
 _ROLES = {
     b"content-type": _CONTENT_TYPE,
     b"accept": _ACCEPT,
     b"accept-encoding": _ENCODING,
+    b"host": _HOST,
+    b"origin": _LEFT_TO_ROUTES,
     b"x-request-id": _REQUEST_ID,
     b"authorization": _LEFT_TO_ROUTES,
     b"content-encoding": _LEFT_TO_ROUTES,
@@ -170,6 +172,8 @@ class FastLane:
         self._replies: dict[bytes | None, tuple[bool, str | None]] = {}
         self._zstd: dict[bytes, bool] = {}
         """Accept-Encoding → True if zstd is accepted."""
+        self._hosts: dict[bytes, bool] = {}
+        """Value of ``Host`` → True if it is a name of this listener."""
         self._formats = {
             name.encode(): STORED_FORMATS[embedded]
             for name, embedded in PRODUCE_FORMATS.items()
@@ -180,7 +184,7 @@ class FastLane:
 
     def headers(self, raw: RawHeaders) -> Headers | None:
         """Return the headers that the lane uses; None if one of them is left to the routes."""
-        found: list[bytes | None] = [None, None, None, None, None, None]
+        found: list[bytes | None] = [None, None, None, None, None, None, None]
         roles = self._roles
         for name, value in raw:
             role = roles.get(name)
@@ -191,9 +195,21 @@ class FastLane:
             if role is _LEFT_TO_ROUTES or found[role] is not None:
                 return None
             found[role] = value
+        host = found[_HOST]
+        if host is not None and not self._is_trusted(host):
+            return None
         given = found[_REQUEST_ID]
         request_id = None if given is None else given.decode("utf-8", "surrogateescape")
         return Headers(found[_CONTENT_TYPE], found[_ACCEPT], request_id, found[_ENCODING])
+
+    def _is_trusted(self, host: bytes) -> bool:
+        """Return True if requests with this ``Host`` are served; the routes refuse the others."""
+        trusted = self._hosts.get(host)
+        if trusted is None:
+            text = host.decode("utf-8", "surrogateescape")
+            trusted = self._context.trusted.is_trusted_host(text)
+            _remember(self._hosts, host, trusted)
+        return trusted
 
     def _learn(self, name: bytes) -> int:
         lower = name.lower()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from http_api.contract.foreign_pages import TrustedHosts
 from http_api.peer.controller_channel import HttpControllerChannel
 from http_api.peer.controller_server import Controller, ControllerServer
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -55,6 +56,7 @@ async def server(view: FakeView) -> AsyncIterator[ControllerServer]:
         controller=cast("Controller", NoController()),
         voters=cast("Any", None),
         view=view,
+        trusted=TrustedHosts(is_loopback=True),
     )
     await made.start()
     yield made
@@ -127,3 +129,16 @@ async def test_a_broker_reads_the_same_state_over_its_channel(server: Controller
         assert channel.controller_url(NODE) == f"http://{server.address}"
     finally:
         await channel.stop()
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}])
+async def test_a_foreign_web_page_commands_no_controller(
+    server: ControllerServer, headers: dict[str, str]
+) -> None:
+    url = f"http://{server.address}/controller/v1/accept-voter"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, data=b"{}", headers=headers) as answer,
+    ):
+        assert answer.status == 403
+        assert "hosts in [listeners]" in (await answer.json())["message"]

@@ -13,12 +13,18 @@ from typing import Any
 import orjson
 
 from broker.config import BrokerLimits
+from http_api.contract.foreign_pages import TrustedHosts
 from http_api.server.app import HttpServer, build_app
 from tests.support.fake_broker_apis import CLUSTER_ID, FakeBrokerApis
 
 ADVERTISED = "http://broker-1.test:8082"
 V3 = f"/v3/clusters/{CLUSTER_ID}"
 V3_URL = ADVERTISED + V3
+TRUSTED = TrustedHosts(
+    is_loopback=True,
+    advertised="broker-1.test",
+    named=frozenset({("log.test", None), ("log.test", 8443), ("x", None)}),
+)
 ANSWER_DEADLINE_S = 10.0
 FAST_LANE: ContextVar[bool] = ContextVar("FAST_LANE", default=True)
 """Whether doors have the fast lane: what clients see is to be the same."""
@@ -119,7 +125,8 @@ async def open_door(
         apis = FakeBrokerApis()
         apis.add_topic("flights", 2)
     limits = replace(limits or BrokerLimits(), http_fast_lane=FAST_LANE.get())
-    server = HttpServer(build_app(apis, limits, ADVERTISED), limits, shutdown_grace_s=grace_s)
+    app = build_app(apis, limits, ADVERTISED, None, TRUSTED)
+    server = HttpServer(app, limits, shutdown_grace_s=grace_s)
     address = await server.start("127.0.0.1:0")
     try:
         yield Door(apis, server, address)

@@ -21,6 +21,7 @@ from http_api.node.node_config import (
     parse_address,
     read_config_file,
     render_config,
+    trusted_hosts,
 )
 from raft_metadata.common.ids import DirectoryId
 from raft_metadata.common.tls import TlsFiles
@@ -78,6 +79,18 @@ def test_a_file_becomes_a_broker_configuration(tmp_path: Path) -> None:
 def test_advertised_is_where_it_listens_unless_said(tmp_path: Path) -> None:
     text = BROKER.replace('http = "broker-1.example:80"\n', "")
     assert load(write(tmp_path, text)).advertised_http == Address("127.0.0.1", 8082)
+
+
+def test_hosts_are_a_list_in_the_file_and_a_text_with_commas_elsewhere(tmp_path: Path) -> None:
+    text = BROKER.replace("[listeners]", '[listeners]\nhosts = ["log.example", "log.example:8443"]')
+    assert load(write(tmp_path, text)).hosts == ("log.example", "log.example:8443")
+    found = load(write(tmp_path), {"QUORUMLOG_LISTENERS__HOSTS": "a.example, b.example:1"})
+    assert found.hosts == ("a.example", "b.example:1")
+    assert trusted_hosts(found).named == {("a.example", None), ("b.example", 1)}
+    for wrong in ("https://log.example", "a b", "*", ","):
+        assert "expected a list of at most 100 host names" in refused(
+            write(tmp_path), {}, f"listeners.hosts={wrong}"
+        )
 
 
 def test_file_then_environment_then_set(tmp_path: Path) -> None:
