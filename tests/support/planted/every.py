@@ -24,11 +24,11 @@ from tests.support.planted.registry import FAULTS, SOURCE_FAULTS
 
 SECOND_LINES = {
     "rule R4: acknowledgements of any session count": "sessions end with the epoch that counts",
-    "rule R6: a registration that was overtaken still counts": "the settling of the newer one",
-    "rule R7: who may lack a tombstone is filled on": "a tombstone waits for every replica",
-    "rule R7: who is filled does not learn which tombstones are gone": "the same",
-    "rule R10: the cleaner goes by a clock that is not trusted": "a tombstone is rarely the newest",
-    "P8: who only waits for its produces counts as a replica": "the epoch of the reassignment",
+    "rule R6: an outdated registration still counts": "the settling of the newer one",
+    "rule R7: a replica without a tombstone is filled further": "tombstones wait for every replica",
+    "rule R7: a filled replica does not learn which tombstones are gone": "the same",
+    "rule R10: the cleaner uses a clock that is not trusted": "a tombstone is rarely the newest",
+    "P8: a removed replica counts while it waits for its produces": "the epoch of the reassignment",
 }
 
 __all__ = [

@@ -21,7 +21,7 @@ from tests.support.planted.registry import LOST, Patch, replication_fault
 from tests.support.replication_lives import FAR
 
 
-@replication_fault("M9 whoever joins is not asked for its broker epoch", "P6", *LOST, first=70)
+@replication_fault("M9 a replica joins without a check of its broker epoch", "P6", *LOST, first=70)
 def _no_broker_epoch_check(patch: Patch) -> None:
     real = replication_control._check_may_join
 
@@ -76,9 +76,7 @@ def _lead_in_old_epoch(patch: Patch) -> None:
     patch.setattr(partition_change, "_is_deposed", lambda _, draft: draft.leader not in draft.isr)
 
 
-@replication_fault(
-    "rule R6: a registration that was overtaken still counts", *LOST, "L23", "L27", "L22"
-)
+@replication_fault("rule R6: an outdated registration still counts", *LOST, "L23", "L27", "L22")
 def _late_registration(patch: Patch) -> None:
     patch.setattr(cluster_control, "_check_not_overtaken", lambda *_: None)
 
@@ -108,7 +106,7 @@ def _unclean_election(patch: Patch) -> None:
 
 
 @replication_fault(
-    "P8: the old replicas go though the new ones are not in sync",
+    "P8: the old replicas are removed although the new ones are not in sync",
     *LOST,
     "L27",
     moves=True,
@@ -139,7 +137,7 @@ def _adding_counts_at_once(patch: Patch) -> None:
 
 
 @replication_fault(
-    "P8: who was taken out is not fenced off by an epoch", *LOST, "L17", "L18", moves=True, first=28
+    "P8: a removed replica is not fenced off by an epoch", *LOST, "L17", "L18", moves=True, first=28
 )
 def _no_new_epoch(patch: Patch) -> None:
     real = PartitionDraft.keep_replicas
@@ -154,7 +152,7 @@ def _no_new_epoch(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule G3: a leader is taken out that has not heard of it", "rule G3", moves=True, first=5
+    "rule G3: a leader is removed before it has applied that", "rule G3", moves=True, first=5
 )
 def _out_unawares(patch: Patch) -> None:
     patch.setattr(reassignment_control, "unaware_removed_replicas", lambda *_: ())

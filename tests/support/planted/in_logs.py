@@ -31,7 +31,7 @@ def _open_without_sync(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule Q2: a failed sync is not believed to have failed", "L2", "L3", on_disk=True, first=130
+    "rule Q2: a failed sync counts as a successful one", "L2", "L3", on_disk=True, first=130
 )
 def _sync_errors_are_swallowed(patch: Patch) -> None:
     real = flusher.LogFlusher._work
@@ -44,7 +44,7 @@ def _sync_errors_are_swallowed(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule Q3: a flush begun before a cut proves what stands behind it", "L2", "L18", "L8", first=30
+    "rule Q3: a flush begun before a cut proves what follows the cut", "L2", "L18", "L8", first=30
 )
 def _no_generation(patch: Patch) -> None:
     real = partition_log.PartitionLog.end_flush
@@ -64,7 +64,7 @@ def _damage_is_cut(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule Q5 and invariant L22: readers don't look at checksums", "L22", on_disk=True, first=1
+    "rule Q5 and invariant L22: readers ignore checksums", "L22", on_disk=True, first=1
 )
 def _no_checksums(patch: Patch) -> None:
     def verify(buffer: Any, at: int = 0) -> Any:
@@ -73,7 +73,7 @@ def _no_checksums(patch: Patch) -> None:
     patch.setattr(log_reader, "verify", verify)
 
 
-@replication_fault("rule Q6: names are not synced", "L2", "L3", "L23", on_disk=True)
+@replication_fault("rule Q6: directory entries are not synced", "L2", "L3", "L23", on_disk=True)
 def _names_unsynced(patch: Patch) -> None:
     def sync_each(self: Any, token: Any) -> None:
         for fd in token.descriptors:
@@ -106,7 +106,7 @@ def _half_written(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R2: what failed half way is left where it stands", "L26", on_disk=True, first=1
+    "rule R2: a part of a failed write is left in the file", "L26", on_disk=True, first=1
 )
 def _not_cut_back(patch: Patch) -> None:
     def truncate(self: Any, fd: int, size: int) -> None:
@@ -126,7 +126,11 @@ def _not_cut_back(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R10: the log start shows before it is durable", "L24", on_disk=True, trims=True, first=40
+    "rule R10: the log start is visible before it is durable",
+    "L24",
+    on_disk=True,
+    trims=True,
+    first=40,
 )
 def _start_shows_at_once(patch: Patch) -> None:
     real = partition_log.PartitionLog.advance_log_start
@@ -154,7 +158,7 @@ def _high_watermark_stays(patch: Patch) -> None:
 
 
 @replication_fault(
-    "T1: nobody asks whether a batch is there already", "T1", on_disk=True, numbered=True
+    "T1: there is no check whether a batch is already stored", "T1", on_disk=True, numbered=True
 )
 def _no_repeats(patch: Patch) -> None:
     patch.setattr(partition_log.PartitionLog, "repeated", lambda *_args, **_named: None)
@@ -174,14 +178,19 @@ def _producers_forgotten(patch: Patch) -> None:
 
 
 @replication_fault(
-    "T4: what was cut off is still remembered", "T4", "L10", on_disk=True, numbered=True, first=10
+    "T4: producers of truncated batches are still remembered",
+    "T4",
+    "L10",
+    on_disk=True,
+    numbered=True,
+    first=10,
 )
 def _cut_is_remembered(patch: Patch) -> None:
     patch.setattr(log_producers.LogProducers, "truncated", lambda *_: None)
 
 
 @replication_fault(
-    "T4: a follower does not note producers", "T1", "T4", on_disk=True, numbered=True
+    "T4: a follower does not record producers", "T1", "T4", on_disk=True, numbered=True
 )
 def _followers_note_nobody(patch: Patch) -> None:
     patch.setattr(ProducerStates, "applied", lambda *_: None)

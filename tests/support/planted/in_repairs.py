@@ -27,7 +27,10 @@ def _never_counts(self: Any, registration: Any) -> Any:
 
 
 @replication_fault(
-    "0009: set aside before it is committed that it counts nowhere", *EMPTIED, rots=True, first=3
+    "0009: a log is quarantined before it is committed that it counts nowhere",
+    *EMPTIED,
+    rots=True,
+    first=3,
 )
 def _before_it_is_out(patch: Patch) -> None:
     real = repair.Repairs._settle
@@ -41,7 +44,7 @@ def _before_it_is_out(patch: Patch) -> None:
 
 
 @replication_fault(
-    "0009: set aside in the leader epoch that its log took part in", "rule R4", rots=True
+    "0009: a log is quarantined in the leader epoch in which it took part", "rule R4", rots=True
 )
 def _in_its_own_epoch(patch: Patch) -> None:
     real = repair.Repairs._settle
@@ -57,14 +60,14 @@ def _in_its_own_epoch(patch: Patch) -> None:
 
 
 @replication_fault(
-    "0009: who is taken out is not fenced off by a new leader epoch", "L27", rots=True
+    "0009: a removed replica is not fenced off by a new leader epoch", "L27", rots=True
 )
 def _no_new_epoch(patch: Patch) -> None:
     patch.setattr(partition_change, "has_log_of_epoch", lambda *_: False)
 
 
 @replication_fault(
-    "0009: an ISR that was proposed before a log was emptied is current_reports",
+    "0009: an ISR proposed before a log was emptied is accepted",
     *EMPTIED,
     rots=True,
     first=107,
@@ -89,7 +92,7 @@ def _goes_on(patch: Patch) -> None:
 
 
 @replication_fault(
-    "0009: elections take damaged replicas as any other", "L27", "rule Q5", rots=True
+    "0009: elections treat damaged replicas like others", "L27", "rule Q5", rots=True
 )
 def _elected_like_others(patch: Patch) -> None:
     def first(brokers: Any, replicas: Any, among: Any, _damaged: Any = ()) -> Any:
@@ -99,7 +102,7 @@ def _elected_like_others(patch: Patch) -> None:
 
 
 @replication_fault(
-    "0009: a damaged leader is taken out that has not heard of it", "rule G3", rots=True
+    "0009: a damaged leader is removed before it has applied that", "rule G3", rots=True
 )
 def _out_unawares(patch: Patch) -> None:
     patch.setattr(partition_change, "_unaware_replicas", lambda *_: NO_BROKERS)
@@ -116,7 +119,7 @@ def _overwritten(patch: Patch) -> None:
 
 
 @replication_fault(
-    "0009: the mark goes before the move is durable", "rule R6", rots=True, first=130
+    "0009: the mark is removed before the move is durable", "rule R6", rots=True, first=130
 )
 def _mark_goes_first(patch: Patch) -> None:
     real = log_manager.LogManager.reset_damaged
@@ -128,14 +131,18 @@ def _mark_goes_first(patch: Patch) -> None:
     patch.setattr(log_manager.LogManager, "reset_damaged", reset)
 
 
-@replication_fault("0009: a start opens what was marked as damaged", "rule R6", rots=True, first=10)
+@replication_fault(
+    "0009: a start opens a log that is marked as damaged", "rule R6", rots=True, first=10
+)
 def _mark_is_ignored(patch: Patch) -> None:
     from broker.log.directory_files import DirectoryFiles
 
     patch.setattr(DirectoryFiles, "read_damaged", lambda _: {})
 
 
-@replication_fault("0009: a damaged leader stays leader though others are sound", "L27", rots=True)
+@replication_fault(
+    "0009: a damaged leader stays leader although others are healthy", "L27", rots=True
+)
 def _stays_leader(patch: Patch) -> None:
     def relieve(*_: Any) -> None:
         """Whoever leads leads on."""

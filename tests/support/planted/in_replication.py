@@ -38,7 +38,9 @@ def _followers_say_what_they_hold(patch: Patch) -> None:
 # ---- M3 to M18
 
 
-@replication_fault("M3 follower state outlives the leader epoch", "L17", "L18", *LOST, first=127)
+@replication_fault(
+    "M3 a follower's state outlives the leader epoch", "L17", "L18", *LOST, first=127
+)
 def _keep_follower_state(patch: Patch) -> None:
     real = Partition._lead
 
@@ -67,7 +69,7 @@ def _ack_of_any_epoch(self: Partition, follower: Any, message: Any, now_ms: int)
     return None
 
 
-@replication_fault("M4 joins without having been heard of in this epoch", "L18", *LOST, first=7)
+@replication_fault("M4 a replica joins without a message in this epoch", "L18", *LOST, first=7)
 def _join_without_fetch(patch: Patch) -> None:
     real = LeaderState.__init__
 
@@ -88,7 +90,7 @@ def _join_without_fetch(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@replication_fault("M5 joins below the high watermark", "L18", *LOST, first=3)
+@replication_fault("M5 a replica joins below the high watermark", "L18", *LOST, first=3)
 def _join_below_high_watermark(patch: Patch) -> None:
     real = LeaderState.may_join
 
@@ -98,7 +100,7 @@ def _join_below_high_watermark(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@replication_fault("M6 joins below the leader epoch's start", "L18", *LOST, first=1)
+@replication_fault("M6 a replica joins below the leader epoch's start", "L18", *LOST, first=1)
 def _join_below_epoch_start(patch: Patch) -> None:
     real = LeaderState.may_join
 
@@ -113,7 +115,7 @@ def _join_below_epoch_start(patch: Patch) -> None:
 
 
 @replication_fault(
-    "M7 a push is appended wherever it belongs", "L14", "L25", "L7", on_disk=False, first=3
+    "M7 a push is appended at any offset", "L14", "L25", "L7", on_disk=False, first=3
 )
 def _push_at_any_offset(patch: Patch) -> None:
     real = Partition.on_push
@@ -181,7 +183,9 @@ def _hw_from_divergence(patch: Patch) -> None:
     patch.setattr(Partition, "on_diverging", on_diverging)
 
 
-@replication_fault("M14 what a diverging follower says it holds is recorded", "L16", *LOST, first=1)
+@replication_fault(
+    "M14 what a diverging follower reports to hold is recorded", "L16", *LOST, first=1
+)
 def _record_on_divergence(patch: Patch) -> None:
     real = Partition.on_open
 
@@ -212,7 +216,7 @@ def _hw_below_min_isr(patch: Patch) -> None:
     patch.setattr(LeaderState, "high_watermark", high_watermark)
 
 
-@replication_fault("M17 acknowledged before the high watermark", "L10")
+@replication_fault("M17 a write is acknowledged before the high watermark", "L10")
 def _ack_before_hw(patch: Patch) -> None:
     def resolve(self: Any, log: Any, high_watermark: int) -> None:
         while self._for_all and self._for_all[0].offset < log.durable_end:
@@ -247,15 +251,13 @@ def _join_by_log_end(patch: Patch) -> None:
     patch.setattr(LeaderState, "may_join", may_join)
 
 
-@replication_fault(
-    "rule R1: a follower that goes by ack is counted by its log end", *LOST, flush=True
-)
+@replication_fault("rule R1: a follower under ack is counted by its log end", *LOST, flush=True)
 def _log_end_of_an_ack_follower(patch: Patch) -> None:
     _followers_say_what_they_hold(patch)
 
 
 @replication_fault(
-    "rule R1: what was acknowledged under os is forgotten with os", *LOST, flush=True, first=70
+    "rule R1: what was acknowledged under os is forgotten when os ends", *LOST, flush=True, first=70
 )
 def _no_mark(patch: Patch) -> None:
     real = Broker.register
@@ -289,7 +291,7 @@ def _ack_any_session(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R4 and invariant L14: a diverging follower is taken as it is", "L14", "L7", first=1
+    "rule R4 and invariant L14: a diverging follower is accepted as it is", "L14", "L7", first=1
 )
 def _no_divergence(patch: Patch) -> None:
     real = Partition.on_open
@@ -309,7 +311,9 @@ def _no_divergence(patch: Patch) -> None:
     patch.setattr(Partition, "on_open", on_open)
 
 
-@replication_fault("rule R5: parked work is answered ok by its offset alone", "L10", first=1)
+@replication_fault(
+    "rule R5: waiting requests are answered OK by their offset alone", "L10", first=1
+)
 def _wake_by_offset(patch: Patch) -> None:
     def resolve(self: delayed_produces.DelayedProduces, log: Any, high_watermark: int) -> None:
         while self._for_all and self._for_all[0].offset < high_watermark:
@@ -366,7 +370,7 @@ def _refusal_for_all(patch: Patch) -> None:
     patch.setattr(LeaderState, "refused", refused)
 
 
-@replication_fault("invariant L6: an attempt is never over", "L6", "L27")
+@replication_fault("invariant L6: an attempt never ends", "L6", "L27")
 def _attempts_stay(patch: Patch) -> None:
     real = LeaderState.maximal_isr
 
@@ -377,7 +381,7 @@ def _attempts_stay(patch: Patch) -> None:
 
 
 @replication_fault(
-    "invariant L11: a reign without a record stays in the epoch cache", "L11", first=15
+    "invariant L11: a leader epoch without a record stays in the epoch cache", "L11", first=15
 )
 def _empty_reign_stays(patch: Patch) -> None:
     def assign(self: LeaderEpochCache, epoch: int, start_offset: int) -> None:
@@ -389,7 +393,10 @@ def _empty_reign_stays(patch: Patch) -> None:
 
 
 @replication_fault(
-    "P8: who only waits for its produces counts as a replica", *LOST, "L18", moves=True
+    "P8: a removed replica counts while it waits for its produces",
+    *LOST,
+    "L18",
+    moves=True,
 )
 def _leaver_counts(patch: Patch) -> None:
     real = Partition._counted_end
@@ -404,7 +411,9 @@ def _leaver_counts(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R8: the latest offset is told before it has reached the epoch's start", "L21", first=16
+    "rule R8: the latest offset is reported before it has reached the epoch's start",
+    "L21",
+    first=16,
 )
 def _latest_at_once(patch: Patch) -> None:
     def offsets(self: LocalPartitions, place: Any) -> OffsetsResult:

@@ -13,7 +13,7 @@ from tests.support.planted.registry import LOST, Patch, replication_fault
 
 
 @replication_fault(
-    "L22: a length that reaches past the end of a file is met unprepared",
+    "L22: a length that reaches past the end of a file is not handled",
     "L22",
     rots=True,
     first=16,
@@ -33,7 +33,7 @@ def _past_the_end(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R10: where a log begins is rebuilt where that rotted",
+    "rule R10: a rotted log start is rebuilt from the log",
     "L24",
     rots=True,
     trims=True,
@@ -44,7 +44,7 @@ def _start_is_rebuilt(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R7: what was dropped counts as nothing where that rotted",
+    "rule R7: a rotted note of dropped tombstones counts as none",
     "rule R7",
     rots=True,
     compacts=True,
@@ -63,7 +63,7 @@ def _nothing_was_dropped(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule Q5: whose log it is rotted: it is set aside as never synced", "L23", rots=True, first=4
+    "rule Q5: a log whose identity rotted is set aside as never synced", "L23", rots=True, first=4
 )
 def _identity_is_torn(patch: Patch) -> None:
     real = log_manager.decode_checkpoint
@@ -78,7 +78,7 @@ def _identity_is_torn(patch: Patch) -> None:
 
 
 @replication_fault(
-    "L11: epochs that rotted count as none, and what is sealed is not scanned",
+    "L11: rotted epochs count as none, and sealed segments are not scanned",
     "L11",
     rots=True,
     first=36,
@@ -98,7 +98,7 @@ def _epochs_count_as_none(patch: Patch) -> None:
 
 
 @replication_fault(
-    "Q5: small files are believed without their checksum",
+    "Q5: small files are used without their checksum",
     "rule Q5",
     "L24",
     "L8",
@@ -120,7 +120,7 @@ def _unchecked_files(patch: Patch) -> None:
 
 
 @replication_fault(
-    "L23: the head of an index is believed without its checksum", "L22", "L23", rots=True, first=24
+    "L23: the head of an index is used without its checksum", "L22", "L23", rots=True, first=24
 )
 def _unchecked_index(patch: Patch) -> None:
     size = index._HEAD.size

@@ -20,13 +20,15 @@ from tests.support.planted.registry import LOST, Patch, replication_fault
 
 
 @replication_fault(
-    "rule R7: a tombstone goes before every replica has it", "rule R7", compacts=True
+    "rule R7: a tombstone is dropped before every replica has it", "rule R7", compacts=True
 )
 def _not_everywhere(patch: Patch) -> None:
     patch.setattr(LeaderState, "replicated_to", lambda _self, own_end: own_end)
 
 
-@replication_fault("rule R7: a tombstone goes before delete.retention.ms", "rule R7", compacts=True)
+@replication_fault(
+    "rule R7: a tombstone is dropped before delete.retention.ms", "rule R7", compacts=True
+)
 def _at_once(patch: Patch) -> None:
     def expired(self: CleanState, _now_ms: int, _retention_ms: int) -> int:
         return self.cleaned_to
@@ -35,7 +37,7 @@ def _at_once(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R7: a tombstone goes with the pass that makes it clean", "rule R7", compacts=True
+    "rule R7: a tombstone is dropped by the pass that makes it clean", "rule R7", compacts=True
 )
 def _not_yet_clean(patch: Patch) -> None:
     def expired(_self: CleanState, _now_ms: int, _retention_ms: int) -> int:
@@ -67,7 +69,7 @@ def _above_durable_end(patch: Patch) -> None:
 
 
 @replication_fault(
-    "invariant L11: a batch stands for others of another epoch", "L11", compacts=True, first=5
+    "invariant L11: one batch covers offsets of several epochs", "L11", compacts=True, first=5
 )
 def _across_epochs(patch: Patch) -> None:
     real = compaction._can_grow
@@ -79,7 +81,7 @@ def _across_epochs(patch: Patch) -> None:
 
 
 @replication_fault(
-    "invariant T4: the newest batches of a producer go with their records",
+    "invariant T4: the newest batches of a producer are removed with their records",
     "T4",
     "T1",
     compacts=True,
@@ -123,7 +125,9 @@ def _swap_unsynced(patch: Patch) -> None:
     patch.setattr(Swap, "_run", run)
 
 
-@replication_fault("rule R7: the log is called clean further than it is", "rule R7", compacts=True)
+@replication_fault(
+    "rule R7: more of the log is marked clean than is clean", "rule R7", compacts=True
+)
 def _checkpoint_ahead(patch: Patch) -> None:
     real = StateChange.__init__
 
@@ -138,7 +142,10 @@ def _checkpoint_ahead(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R7: who may lack a tombstone is filled on", "rule R7", compacts=True, moves=True
+    "rule R7: a replica without a tombstone is filled further",
+    "rule R7",
+    compacts=True,
+    moves=True,
 )
 def _not_asked(patch: Patch) -> None:
     patch.setattr(partition, "start_over_answer", lambda *_: None)
@@ -150,7 +157,7 @@ def _start_over_ignored(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R7: who is filled does not learn which tombstones are gone",
+    "rule R7: a filled replica does not learn which tombstones are gone",
     "rule R7",
     compacts=True,
     moves=True,
@@ -160,7 +167,9 @@ def _not_inherited(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R7: a pass goes on though somebody came who lacks tombstones", "rule R7", compacts=True
+    "rule R7: a pass goes on although a replica was added that lacks tombstones",
+    "rule R7",
+    compacts=True,
 )
 def _pass_goes_on(patch: Patch) -> None:
     real = cleaner.Cleaning._check_unchanged
@@ -176,7 +185,7 @@ def _pass_goes_on(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule Q3: a pass goes on though the log was cut", "rule R7", "L7", "L22", *LOST, compacts=True
+    "rule Q3: a pass goes on although the log was cut", "rule R7", "L7", "L22", *LOST, compacts=True
 )
 def _pass_of_another_log(patch: Patch) -> None:
     def check(self: Any, _old: Any) -> None:
@@ -186,7 +195,7 @@ def _pass_of_another_log(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R10: the cleaner goes by a clock that is not trusted", "rule R7", compacts=True
+    "rule R10: the cleaner uses a clock that is not trusted", "rule R7", compacts=True
 )
 def _cleaner_any_clock(patch: Patch) -> None:
     real = cleaner.LogCleaner.__init__
@@ -202,21 +211,21 @@ def _cleaner_any_clock(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R10: retention goes by a clock that is not trusted", "rule R10", retains=True, first=51
+    "rule R10: retention uses a clock that is not trusted", "rule R10", retains=True, first=51
 )
 def _any_clock(patch: Patch) -> None:
     patch.setattr(ControllerClock, "is_trusted", lambda _: True)
 
 
 @replication_fault(
-    "rule R10: a leader stamps what its own clock says", "rule R10", retains=True, first=134
+    "rule R10: a leader stamps with its own clock", "rule R10", retains=True, first=134
 )
 def _own_clock(patch: Patch) -> None:
     patch.setattr(ControllerClock, "wall_ms", lambda self: self._clock.wall_ms())
 
 
 @replication_fault(
-    "rule R10: a follower decides where its log begins", "rule R10", "L24", retains=True, first=7
+    "rule R10: a follower decides its own log start", "rule R10", "L24", retains=True, first=7
 )
 def _follower_decides(patch: Patch) -> None:
     patch.setattr(log_start_manager, "LeaderState", (LeaderState, Following))
@@ -232,7 +241,7 @@ def _past_high_watermark(patch: Patch) -> None:
     patch.setattr(retention, "decide", decide)
 
 
-@replication_fault("rule R10: what is young goes with what is old", "rule R10", retains=True)
+@replication_fault("rule R10: young records are deleted with old ones", "rule R10", retains=True)
 def _first_of_segment(patch: Patch) -> None:
     real = retention.decide
 
@@ -242,7 +251,9 @@ def _first_of_segment(patch: Patch) -> None:
     patch.setattr(retention, "decide", decide)
 
 
-@replication_fault("rule R10: retention shows before it is durable", "L24", retains=True, first=14)
+@replication_fault(
+    "rule R10: retention is visible before it is durable", "L24", retains=True, first=14
+)
 def _shows_at_once(patch: Patch) -> None:
     real = partition_log.PartitionLog.advance_log_start
 
@@ -256,7 +267,7 @@ def _shows_at_once(patch: Patch) -> None:
 
 
 @replication_fault(
-    "rule R7: what went for newer records that an unclean election lost is not fetched again",
+    "rule R7: records dropped for newer ones that an unclean election lost are not fetched again",
     "rule R7",
     compacts=True,
     unclean=True,
