@@ -30,6 +30,9 @@ REASONS_MAX: Final = 3
 """Most reasons in the message about one drain."""
 
 
+_LIVE = frozenset({BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckDrain:
     """A drain that does not move: the partitions left, and why, with the number of each reason."""
@@ -59,7 +62,7 @@ class DrainWatch:
 
     def __init__(self) -> None:
         self._standings: dict[BrokerId, _Standing] = {}
-        self._seen: object = None
+        self._seen: tuple[object, object] = (None, None)
 
     def observe(self, image: MetadataImage, now_ms: int) -> None:
         """Compare an image with the ones before; called for each image, in order."""
@@ -70,12 +73,14 @@ class DrainWatch:
         seen = {one.broker_id for one in drained}
         for gone in self._standings.keys() - seen:
             del self._standings[gone]
-        if image.topics is self._seen and seen == self._standings.keys():
+        topics, brokers = self._seen
+        if image.topics is topics and image.brokers is brokers:
             return
-        self._seen = image.topics
+        self._seen = image.topics, image.brokers
+        live = {one.broker_id for one in image.brokers.values() if one.state in _LIVE}
         for broker in drained:
             left = list(_left(image, broker))
-            moving = sum(one.is_reassigning for one in left)
+            moving = sum(one.is_reassigning and live.issuperset(one.adding) for one in left)
             before = self._standings.get(broker.broker_id)
             standing = _Standing(broker.drain, len(left), moving, now_ms)
             if before is None or (before.scope, before.left, before.moving) != (

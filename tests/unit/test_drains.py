@@ -104,3 +104,32 @@ def test_health_names_a_drain_that_does_not_move_and_the_way_out() -> None:
         "the drain of broker 1 has not moved for 10 s: 2 leaderships are left (2: no other replica "
         "is alive and in sync); remove the cause, or end it with `quorumlog broker undrain 1`"
     )
+
+
+def test_a_wider_drain_of_the_same_partitions_is_watched_from_its_start() -> None:
+    """The rest of the narrower one was kept: nothing led here, so nothing was stuck."""
+    follower = registered.partition((2, 1), 2, epoch=4, isr=(2, 1))
+    leaders = image(DrainScope.LEADERS, follower, others=BrokerState.FENCED)
+    replicas = image(DrainScope.REPLICAS, follower, others=BrokerState.FENCED)
+    replicas = replace(replicas, topics=leaders.topics, topic_ids=leaders.topic_ids)
+    watch = DrainWatch()
+    watch.observe(leaders, 0)
+    watch.observe(replicas, 7)
+    assert watch.stuck(replicas, 7 + STUCK_AFTER_MS - 1) == []
+    (found,) = watch.stuck(replicas, 7 + STUCK_AFTER_MS)
+    assert (found.scope, found.left) == (DrainScope.REPLICAS, 1)
+
+
+def test_a_move_to_a_broker_that_is_dead_does_not_count_as_moving() -> None:
+    going = registered.partition((1, 2, 3), 2, epoch=4, isr=(1, 2))
+    going = replace(going, adding=(BrokerId(3),), removing=(BrokerId(1),))
+    alive = image(DrainScope.REPLICAS, going)
+    dead = image(DrainScope.REPLICAS, going, others=BrokerState.FENCED)
+    dead = replace(dead, topics=alive.topics, topic_ids=alive.topic_ids)
+    watch = DrainWatch()
+    watch.observe(alive, 0)
+    assert watch.stuck(alive, STUCK_AFTER_MS) == []
+    watch.observe(dead, 20_000)
+    assert watch.stuck(dead, 20_000 + STUCK_AFTER_MS - 1) == []
+    (found,) = watch.stuck(dead, 20_000 + STUCK_AFTER_MS)
+    assert found.reasons == (("waits until brokers [3] are in sync", 1),)
