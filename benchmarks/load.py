@@ -209,13 +209,13 @@ class Generator:
 
 def render_post(path: str, body: bytes, content_type: str) -> bytes:
     """Return a whole POST request as bytes."""
-    head = f"POST {path} HTTP/1.1\r\nHost: b\r\nContent-Type: {content_type}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def render_get(path: str, accept: str) -> bytes:
     """Return a whole GET request as bytes."""
-    return f"GET {path} HTTP/1.1\r\nHost: b\r\nAccept: {accept}\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n".encode()
 
 
 def produce_body(records: int, value_bytes: int, seed: int) -> bytes:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 EVERY_S = 0.01
-REQUEST = b"GET /healthz HTTP/1.1\r\nHost: bench\r\n\r\n"
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 STOP_S = 10.0
 FIRST_S = 0.2
 

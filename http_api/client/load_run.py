@@ -112,7 +112,7 @@ class ConnectionWork(Protocol):
     def partition(self) -> int: ...
 
     def request(self) -> bytes | None:
-        """Return the next request as raw bytes, or None if there is no more to do."""
+        """Return the next request as raw bytes without its Host, or None if all is done."""
         ...
 
     def receive_answer(self, answer: HttpAnswer) -> RequestResult:
@@ -190,7 +190,7 @@ class LoadRun:
 
     async def _connection(self, work: ConnectionWork, pace: RateLimit, until_s: float) -> None:
         loop = asyncio.get_running_loop()
-        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        connection: _Connection | None = None
         try:
             while loop.time() < until_s:
                 due_s = pace.take(max(1, work.records_in_request()), loop.time())
@@ -202,32 +202,31 @@ class LoadRun:
                 if request is None:
                     break
                 try:
-                    if streams is None:
-                        streams = await _connect(await self._leader_of(work.partition))
-                    await self._exchange(work, request, *streams)
+                    if connection is None:
+                        connection = await _connect(await self._leader_of(work.partition))
+                    await self._exchange(work, request, connection)
                 except (OSError, ValueError, EOFError, TimeoutError) as error:
                     reason = " ".join(str(error).split()) or type(error).__name__
                     for counts in (self.counts, self._since_report):
                         counts.add_errors(reason, max(1, work.records_in_request()))
-                    if streams is not None:
-                        streams[1].close()
-                        streams = None
+                    if connection is not None:
+                        connection.writer.close()
+                        connection = None
                     await asyncio.sleep(RETRY_PAUSE_S)
         finally:
-            if streams is not None:
-                streams[1].close()
+            if connection is not None:
+                connection.writer.close()
 
     async def _exchange(
-        self,
-        work: ConnectionWork,
-        request: bytes,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        self, work: ConnectionWork, request: bytes, connection: _Connection
     ) -> None:
+        reader, writer = connection.reader, connection.writer
         loop = asyncio.get_running_loop()
         sent_s = loop.time()
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            writer.write(request)
+            first_line_end = request.index(b"\r\n") + 2
+            rest = memoryview(request)[first_line_end:]
+            writer.writelines((request[:first_line_end], connection.host_line, rest))
             answer = HttpAnswer((await reader.readuntil(b"\r\n\r\n"))[:-4])
             answer.body = await reader.readexactly(int(answer.headers.get(b"content-length", b"0")))
         latency_s = loop.time() - sent_s
@@ -244,11 +243,20 @@ class LoadRun:
                 counts.add_errors(done.reason, done.errors)
 
 
-async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+class _Connection(NamedTuple):
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    host_line: bytes
+    """The header ``Host`` of every request."""
+
+
+async def _connect(url: str) -> _Connection:
     parts = urlsplit(url)
+    host_line = f"Host: {parts.netloc}\r\n".encode()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            return await asyncio.open_connection(parts.hostname, parts.port or 80, limit=1 << 20)
+            streams = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=1 << 20)
+            return _Connection(*streams, host_line)
     msg = f"{url} does not answer"
     raise ConnectionError(msg)
 
@@ -336,7 +344,7 @@ class WriteBatches:
             rows.append(f'{{"key":"{chance.randrange(_KEYS)}","value":"{text}"}}')
         body = f'{{"records":[{",".join(rows)}]}}'
         return (
-            f"POST {self._path} HTTP/1.1\r\nHost: quorumlog\r\n"
+            f"POST {self._path} HTTP/1.1\r\n"
             "Content-Type: application/vnd.kafka.json.v2+json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n{body}"
         ).encode()
@@ -372,7 +380,7 @@ class ReadPartition:
         query = {**start, "max_bytes": self._max_bytes, "timeout": 0}
         path = path_of("topics", self._topic, "partitions", self._partition, "records", query=query)
         accept = "Accept: application/x-ndjson"
-        return f"GET {path} HTTP/1.1\r\nHost: quorumlog\r\n{accept}\r\n\r\n".encode()
+        return f"GET {path} HTTP/1.1\r\n{accept}\r\n\r\n".encode()
 
     def receive_answer(self, answer: HttpAnswer) -> RequestResult:
         """Move the position behind the records of the answer and count them."""
