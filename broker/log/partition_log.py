@@ -186,7 +186,7 @@ class PartitionLog:
     def repeated(
         self, claim: Claim, count: int, now_ms: int, *, may_begin: bool = True
     ) -> RememberedBatch | None:
-        """Return the batch that ``count`` records of this claim would repeat.
+        """Return the batch, or part of one, that ``count`` records of this claim would repeat.
 
         See `ProducerStates.check`.
         """

@@ -5,7 +5,8 @@ The expected sequence is the one behind the last (it wraps to 0 behind 2^31 - 1)
 epoch; a remembered batch is a duplicate and is answered with its offsets (invariants T1 to T3).
 
 A produce request with a producer id is a single batch, and a log keeps whole batches: so a retry
-finds all of its records or none, whatever a crash or a new leader left.
+finds all of its records or none, whatever a crash or a new leader left. A part of a remembered
+batch is a duplicate, too, because a stream that is sent again may be cut into other batches.
 
 The state is a function of the log's batches alone (invariant T4): leader, follower and recovery
 call `applied` for each batch in order, and a truncation undoes the batches that it removes. Time is
@@ -126,7 +127,9 @@ class ProducerStates:
     def check(
         self, claim: Claim, count: int, now_ms: int, *, may_begin: bool = True
     ) -> RememberedBatch | None:
-        """Return the batch that ``count`` records of this claim would repeat; None: append them.
+        """Return the batch, or part of one, that ``count`` records of this claim would repeat.
+
+        None: they are to be appended.
 
         ``may_begin`` False: an unknown producer must begin with 0 (the sender has earlier requests
         of it in flight).
@@ -245,11 +248,16 @@ class ProducerStates:
 
 
 def _find_duplicate(producer: ProducerState, claim: Claim, count: int) -> RememberedBatch | None:
-    """Return the remembered batch that ``count`` records of this claim repeat, or None."""
-    last = next_sequence(claim.sequence, count - 1)
+    """Return the remembered batch, or the part of one, that ``count`` records of this claim repeat.
+
+    None: there is none that holds all of them.
+    """
     for batch in producer.batches if claim.epoch == producer.epoch else ():
-        if batch.first_sequence == claim.sequence and batch.last_sequence == last:
-            return batch
+        skipped = (claim.sequence - batch.first_sequence) % SEQUENCES
+        if skipped + count <= batch.last_offset - batch.first_offset + 1:
+            first = batch.first_offset + skipped
+            last_sequence = next_sequence(claim.sequence, count - 1)
+            return RememberedBatch(claim.sequence, last_sequence, first, first + count - 1)
     return None
 
 

@@ -45,6 +45,22 @@ def replay(log: list[Batch]) -> dict[int, tuple[int, list[RememberedBatch]]]:
     }
 
 
+def remembered(batch: Batch) -> RememberedBatch:
+    last = (batch.claim.sequence + batch.last_offset - batch.first_offset) % SEQUENCES
+    return RememberedBatch(batch.claim.sequence, last, batch.first_offset, batch.last_offset)
+
+
+def part_of(batch: RememberedBatch, sequence: int, count: int) -> RememberedBatch | None:
+    """Return where these records stand in the batch, None unless all of them do: one by one."""
+    numbers = range(batch.first_offset, batch.last_offset + 1)
+    offsets = {(batch.first_sequence + at) % SEQUENCES: offset for at, offset in enumerate(numbers)}
+    found = [offsets.get((sequence + at) % SEQUENCES) for at in range(count)]
+    first, last = found[0], found[-1]
+    if first is None or last is None or None in found or last - first != count - 1:
+        return None
+    return RememberedBatch(sequence, (sequence + count - 1) % SEQUENCES, first, last)
+
+
 def restored(data: bytes) -> ProducerStates:
     content = decode_checkpoint(data, "snapshot")
     assert isinstance(content, dict)
@@ -100,9 +116,12 @@ class ProducersOfOneLog(RuleBasedStateMachine):
     @precondition(lambda self: self.log)
     @rule(back=st.integers(1, 12), data=st.data())
     def retry(self, back: int, data: st.DataObject) -> None:
-        """Any batch of this log, newest first, is sent once more."""
+        """Any batch of this log, newest first, or a part of it, is sent once more."""
         batch = self.log[-min(back, len(self.log))]
-        self.attempt(batch.claim, batch.last_offset - batch.first_offset + 1)
+        count = batch.last_offset - batch.first_offset + 1
+        skipped = data.draw(st.integers(0, count - 1))
+        claim = batch.claim._replace(sequence=next_sequence(batch.claim.sequence, skipped))
+        self.attempt(claim, data.draw(st.integers(1, count - skipped)))
 
     def attempt(self, claim: Claim, count: int) -> None:
         known = {
@@ -111,8 +130,7 @@ class ProducersOfOneLog(RuleBasedStateMachine):
             if pid != 99
         }
         epoch, batches = known.get(claim.producer_id, (None, []))
-        last = (claim.sequence + count - 1) % SEQUENCES
-        same = [each for each in batches if each[:2] == (claim.sequence, last)]
+        same = [part for each in batches if (part := part_of(each, claim.sequence, count))]
         try:
             found = self.states.check(claim, count, self.now_ms)
         except KafkaError as error:
@@ -129,8 +147,11 @@ class ProducersOfOneLog(RuleBasedStateMachine):
                 assert claim.sequence != expected  # invariant T2
             return
         if found is not None:  # a duplicate: answered with where it stands
-            stands = [(each.claim, each.first_offset, each.last_offset) for each in self.log]
-            assert (claim, found.first_offset, found.last_offset) in stands
+            assert found in [
+                part_of(remembered(each), claim.sequence, count)
+                for each in self.log
+                if each.claim[:2] == claim[:2]
+            ]
             assert epoch is None or (claim.epoch == epoch and found in same)  # None: expired
             return
         assert not (claim.epoch == epoch and same)

@@ -85,8 +85,9 @@ async def test_a_sequence_goes_round(here: Here) -> None:
     assert await here.local.append(claimed(SEQUENCES - 3, 4)) == 0, "begun anywhere (KIP-360)"
     assert await here.local.append(claimed(SEQUENCES - 3, 4)) == 0
     assert await here.local.append(claimed(1, 2)) == 4
+    assert await here.local.append(claimed(SEQUENCES - 1, 2)) == 2, "a part of the first batch"
     with pytest.raises(KafkaError, match="older"):
-        await here.local.append(claimed(SEQUENCES - 1, 2))
+        await here.local.append(claimed(0, 2))  # in no batch as a whole
 
 
 async def test_a_batch_behind_others_does_not_begin_a_producer(here: Here) -> None:
