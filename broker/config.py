@@ -56,6 +56,10 @@ class BrokerLimits:
     """A body may hold millions of empty records: decoding them would hold the loop for seconds."""
     max_objects_per_request: int = default_number("max.objects.per.request")
     """Opening braces of a produce body, counted before it is decoded: bounds nested objects too."""
+    produce_batch_maximum_entries: int = default_number("produce.batch.maximum.entries")
+    max_streams: int = default_number("max.streams")
+    """Requests at a time whose body or answer has no end of its own. Each holds a connection, its
+    buffers and a task, for a day at most."""
     max_partitions_per_topic: int = default_number("max.partitions.per.topic")
     max_fetch_bytes: int = default_number("max.fetch.bytes")
     max_fetch_wait_ms: int = default_number("max.fetch.wait.ms")

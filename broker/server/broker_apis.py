@@ -226,9 +226,20 @@ class RoutedBrokerApis:
     async def producer_id(self) -> int:
         return await self._producer_ids.next()
 
+    async def topic_for_produce(self, topic: TopicName, timeout_ms: int) -> TopicImage:
+        return await self._topics.for_produce(topic, self._produce_deadline_ms(timeout_ms))
+
+    def record_time_ms(self, topic: TopicImage) -> int | None:
+        if self._configs.has_append_times(self.image, topic.topic_id):
+            return None
+        return self._lifecycle.controller_clock.wall_ms()
+
+    def _produce_deadline_ms(self, timeout_ms: int) -> int:
+        most_ms = self._config.limits.max_produce_timeout_ms
+        return self._clock.monotonic_ms() + max(1, min(timeout_ms, most_ms))
+
     async def produce(self, request: ProduceRequest) -> list[RecordResult]:
-        timeout_ms = max(1, min(request.timeout_ms, self._config.limits.max_produce_timeout_ms))
-        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        deadline_ms = self._produce_deadline_ms(request.timeout_ms)
         topic = await self._topics.for_produce(request.topic, deadline_ms)
         if request.claim is not None:
             check_claimed(request, topic)

@@ -229,6 +229,20 @@ class BrokerApis(Protocol):
         """
         ...
 
+    async def topic_for_produce(self, topic: TopicName, timeout_ms: int) -> TopicImage:
+        """Return the topic that a produce would append to; create it if that is allowed.
+
+        Otherwise it is error 3.
+        """
+        ...
+
+    def record_time_ms(self, topic: TopicImage) -> int | None:
+        """Return the time for records that have none, as a producer would set it.
+
+        None: the topic's records get the time at which the leader appends them.
+        """
+        ...
+
     async def producer_id(self) -> int:
         """Return a producer id that no other producer has or will have; its epochs begin with 0."""
         ...

@@ -63,6 +63,7 @@ class LiveConfigs:
         self._max_message_bytes: dict[TopicId, int] = {}
         self._compacted: dict[TopicId, bool] = {}
         self._timestamps: dict[TopicId, TimestampLimits | None] = {}
+        self._append_times: dict[TopicId, bool] = {}
 
     def max_message_bytes(self, image: MetadataImage, topic_id: TopicId) -> int:
         """Return the size of the largest record that the topic takes."""
@@ -95,15 +96,24 @@ class LiveConfigs:
                 layers.number(MESSAGE_TIMESTAMP_BEFORE_MAX_MS),
                 layers.number(MESSAGE_TIMESTAMP_AFTER_MAX_MS),
             )
-            kept = layers.word(MESSAGE_TIMESTAMP_TYPE) == "create"
+            kept = not self.has_append_times(image, topic_id)
             limited = kept and min(limits) < NO_TIMESTAMP_LIMIT
             self._timestamps[topic_id] = limits if limited else None
         return self._timestamps[topic_id]
 
+    def has_append_times(self, image: MetadataImage, topic_id: TopicId) -> bool:
+        """Return whether the topic's records get the time at which the leader appended them."""
+        self._look_at(image)
+        found = self._append_times.get(topic_id)
+        if found is None:
+            layers = topic_layers(image, topic_id, self._static, self._broker_id)
+            found = self._append_times[topic_id] = layers.word(MESSAGE_TIMESTAMP_TYPE) == "append"
+        return found
+
     def _look_at(self, image: MetadataImage) -> None:
         if self._configs is not image.configs:
             self._configs, self._max_message_bytes, self._compacted = image.configs, {}, {}
-            self._timestamps = {}
+            self._timestamps, self._append_times = {}, {}
 
     def auto_create(self, image: MetadataImage) -> bool:
         """Return whether a produce to an unknown topic creates it."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_S = 1
 """Seconds in ``Retry-After`` of a 503; leadership moves within a second."""
+RETRY_LATER: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER_S)}
+"""Headers of a 503."""
 
 
 SHOWN_CHARS_MAX = 300
@@ -69,6 +71,10 @@ class RestCode(IntEnum):
     JSON_CONVERSION = 42203
     """Stored bytes cannot be represented as JSON."""
     INVALID_SCHEMA = 42205
+    PAYLOAD = 42206
+    """The body of a v3 produce is empty."""
+    BATCH = 42208
+    """A ``records:batch`` that is empty, too large, or whose ids are not distinct; none written."""
     KAFKA_ERROR = 50002
     KAFKA_RETRIABLE_ERROR = 50003
     BROKER_NOT_AVAILABLE = 50302

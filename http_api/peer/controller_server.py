@@ -24,6 +24,7 @@ from http_api.peer.connections import bound_address, split_address
 from http_api.peer.frames import body_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerEpoch, BrokerId, ClusterId, DirectoryId, NodeId
+from raft_metadata.common.stoppable_waits import StoppableWaits
 from raft_metadata.records.commands import (
     COMMAND_NAMES,
     A,
@@ -119,9 +120,8 @@ class ControllerServer:
         self._voters = voters
         self._view = view
         self._runner: web.AppRunner | None = None
-        self._waits: set[asyncio.Timeout] = set()
+        self._waits = StoppableWaits()
         self._sessions: Counter[Session] = Counter()
-        self._stopping = False
 
     @property
     def address(self) -> str:
@@ -170,10 +170,7 @@ class ControllerServer:
 
     async def stop(self) -> None:
         """Stop listening, answer waiting requests, close every connection."""
-        self._stopping = True
-        now = asyncio.get_running_loop().time()
-        for wait in self._waits:
-            wait.reschedule(now)
+        self._waits.stop()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -211,16 +208,13 @@ class ControllerServer:
         wait_ms = min(max(request.max_wait_ms, 0), paths.MAX_METADATA_WAIT_MS)
         try:
             # Normally the controller answers first; a stop brings the deadline forward.
-            async with self._wait(None):
+            async with self._waits.wait(None):
                 request = replace(request, max_wait_ms=wait_ms)
                 return await self._controller.fetch_metadata(request)
         except TimeoutError:
             raise KafkaError(
                 ErrorCode.METADATA_STALE_SOURCE, f"controller {self._node_id} stops; use another"
             ) from None
-
-    def _wait(self, delay_s: float | None) -> _StoppableWait:
-        return _StoppableWait(self._waits, 0 if self._stopping else delay_s)
 
     # -- sessions
 
@@ -243,9 +237,9 @@ class ControllerServer:
     async def _hold(self, request: web.Request, response: web.StreamResponse) -> None:
         """Read until the body ends or breaks, or this server stops; send pings meanwhile."""
         received = 0
-        while not self._stopping and received <= MAX_SESSION_BYTES:
+        while not self._waits.is_stopping and received <= MAX_SESSION_BYTES:
             try:
-                async with self._wait(paths.SESSION_PING_MS / 1000):
+                async with self._waits.wait(paths.SESSION_PING_MS / 1000):
                     data = await request.content.readany()
             except TimeoutError:
                 await response.write(b"\n")
@@ -266,7 +260,7 @@ class ControllerServer:
             return
         del self._sessions[session]
         # When this controller stops, the end of a session says nothing about the broker.
-        if not self._stopping:
+        if not self._waits.is_stopping:
             _log.info("session closed broker=%d broker_epoch=%d", *session)
             self._controller.session_closed(*session)
 
@@ -304,8 +298,8 @@ class ControllerServer:
 
     async def _readyz(self, request: web.Request) -> web.Response:
         leader_id = self._leader_id()
-        if self._stopping or leader_id is None:
-            reason = "stopping" if self._stopping else "no active controller known"
+        if self._waits.is_stopping or leader_id is None:
+            reason = "stopping" if self._waits.is_stopping else "no active controller known"
             return web.Response(status=503, text=f"[+]node ok\n[-]quorum {reason}\n")
         return web.Response(text=f"[+]node ok\n[+]quorum ok leader={leader_id}\n")
 
@@ -396,21 +390,3 @@ def _session_of(request: web.Request) -> Session:
 
 def _json(body: bytes, status: int = 200) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json")
-
-
-class _StoppableWait:
-    """`asyncio.timeout` that the server's stop ends early; TimeoutError either way."""
-
-    __slots__ = ("_timeout", "_waits")
-
-    def __init__(self, waits: set[asyncio.Timeout], delay_s: float | None) -> None:
-        self._waits = waits
-        self._timeout = asyncio.timeout(delay_s)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-        self._waits.add(self._timeout)
-
-    async def __aexit__(self, *raised: object) -> None:
-        self._waits.discard(self._timeout)
-        await self._timeout.__aexit__(*raised)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from http_api.contract.errors import (
     REST_STATUS,
-    RETRY_AFTER_S,
+    RETRY_LATER,
     RestCode,
     RestError,
     envelope,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from broker.config import BrokerLimits
     from broker.server.requests import BrokerApis
+    from http_api.server.streams import StreamRegistry
 
 
 SERVER: Final = "quorumlog"
@@ -55,6 +56,7 @@ class ApiContext:
     limits: BrokerLimits
     advertised_url: str
     """Address ``http://host:port`` at which clients reach this broker, without a final slash."""
+    streams: StreamRegistry
     trusted: TrustedHosts = ANY_HOST
 
 
@@ -98,7 +100,6 @@ _log = logging.getLogger("http_api.server")
 _READS = frozenset({"GET", "HEAD"})
 MAX_HEADERS = 128
 """Most header fields of a request; the parser counts them."""
-RETRY_LATER = {"Retry-After": str(RETRY_AFTER_S)}
 
 
 @web.middleware

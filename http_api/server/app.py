@@ -43,8 +43,10 @@ from http_api.server.routes.v3.clusters import ClusterRoutes
 from http_api.server.routes.v3.configs import ConfigRoutes
 from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
 from http_api.server.routes.v3.partitions import PartitionRoutes, ReassignmentRoutes
+from http_api.server.routes.v3.records import RecordRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
-from http_api.server.routing import PathRouter
+from http_api.server.routing import PathRouter, RouteGroup
+from http_api.server.streams import StreamRegistry
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -80,24 +82,11 @@ def build_app(
     debug state of this broker; None: its paths are not served. Requests of web pages are served
     under the names in ``trusted`` only.
     """
-    context = ApiContext(apis, limits, advertised_url.rstrip("/"), trusted)
+    streams = StreamRegistry(limits.max_streams)
+    context = ApiContext(apis, limits, advertised_url.rstrip("/"), streams, trusted)
     ids = RequestIds()
     router = PathRouter()
-    for routes in (
-        ProduceRoutes(context),
-        FetchRoutes(context),
-        MetadataRoutes(context),
-        ConsumerRoutes(context),
-        ClusterRoutes(context),
-        BrokerRoutes(context),
-        ConfigRoutes(context),
-        TopicRoutes(context),
-        PartitionRoutes(context),
-        ReassignmentRoutes(context),
-        ConsumerGroupRoutes(context),
-        ClusterMetadataRoutes(context),
-        OpsRoutes(context),
-    ):
+    for routes in _routes(context):
         routes.add_to(router)
     if debug_state is not None:
         StateRoutes(debug_state).add_to(router)
@@ -117,7 +106,7 @@ def build_app(
         "*",
         "/{path:(?s:.*)}",  # also a path with a line break: our router refuses it
         dispatch,
-        expect_handler=continue_unless_too_large(limits.max_body_bytes),
+        expect_handler=continue_unless_too_large(limits.max_body_bytes, router.takes_any_length),
     )
 
     async def sign(request: web.Request, response: web.StreamResponse) -> None:
@@ -127,9 +116,33 @@ def build_app(
         if ignored:
             response.headers[IGNORED_PARAMETERS_HEADER] = ignored_header(ignored)
 
+    async def end_streams(_: web.Application) -> None:
+        streams.stop()
+
     app.on_response_prepare.append(sign)
+    app.on_shutdown.append(end_streams)
     app[LANE] = FastLane(context, ids, SystemClock()) if limits.http_fast_lane else None
     return app
+
+
+def _routes(context: ApiContext) -> tuple[RouteGroup, ...]:
+    """Return the routes of the public listener."""
+    return (
+        ProduceRoutes(context),
+        FetchRoutes(context),
+        MetadataRoutes(context),
+        ConsumerRoutes(context),
+        ClusterRoutes(context),
+        BrokerRoutes(context),
+        ConfigRoutes(context),
+        TopicRoutes(context),
+        PartitionRoutes(context),
+        RecordRoutes(context),
+        ReassignmentRoutes(context),
+        ConsumerGroupRoutes(context),
+        ClusterMetadataRoutes(context),
+        OpsRoutes(context),
+    )
 
 
 class InsecureBindError(Exception):

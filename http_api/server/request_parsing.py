@@ -136,16 +136,24 @@ async def read_body(request: web.Request, limit: int) -> bytes:
 
 
 def continue_unless_too_large(
-    limit: int,
+    limit: int, takes_any_length: Callable[[str, str], bool]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
-    """Return a handler of ``Expect: 100-continue``, which curl sends from 1 MB on: go on or 413."""
+    """Return a handler of ``Expect: 100-continue``, which curl sends from 1 MB on: go on or 413.
+
+    ``takes_any_length(method, path)`` returns True where the limit does not hold.
+    """
 
     async def expect(request: web.Request) -> web.StreamResponse | None:
         if request.headers[hdrs.EXPECT].lower() != "100-continue":
             got = excerpt(request.headers[hdrs.EXPECT])
             text = f"Expect '{got}' is unknown: expected 100-continue"
             return reply(envelope(RestCode.EXPECTATION_FAILED, text), error_type(request), 417)
-        if request.content_length is not None and request.content_length > limit:
+        length = request.content_length
+        if (
+            length is not None
+            and length > limit
+            and not takes_any_length(request.method, request.rel_url.raw_path)
+        ):
             error = too_large(limit)
             response = reply(envelope(error.code, error.message), error_type(request), 413)
             response.force_close()

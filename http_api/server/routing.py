@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -29,6 +30,8 @@ class Route:
     """Content-Type of its answers, and therefore of its errors."""
     parameters: frozenset[str]
     """Names of the query parameters it takes; any other is refused before the handler runs."""
+    takes_any_length: bool = False
+    """The body is read as a stream, so its length has no limit."""
 
 
 @dataclass(slots=True)
@@ -53,11 +56,14 @@ class PathRouter:
         handler: Handler,
         reply_type: str,
         parameters: Iterable[str] = (),
+        *,
+        takes_any_length: bool = False,
     ) -> None:
         """Serve ``method`` of ``path``; GET serves HEAD too.
 
         Variable segments are written ``{name}``, or ``{name}:action``. ``reply_type`` is the
         Content-Type of the answers. ``parameters`` declares the names that a query may have.
+        ``takes_any_length``: see `Route`.
         """
         node = self._root
         for segment in path.split("/"):
@@ -71,7 +77,7 @@ class PathRouter:
             else:
                 node = node.fixed.setdefault(segment, _Node())
         assert method not in node.routes, f"{method} {path} is served twice"
-        node.routes[method] = Route(handler, reply_type, frozenset(parameters))
+        node.routes[method] = Route(handler, reply_type, frozenset(parameters), takes_any_length)
         if method == "GET":
             node.routes["HEAD"] = node.routes[method]
 
@@ -106,6 +112,21 @@ class PathRouter:
             f"HTTP 405 Method Not Allowed: got {method}, expected {allowed}",
             headers={"Allow": allowed},
         )
+
+    def takes_any_length(self, method: str, raw_path: str) -> bool:
+        """Return True if the route of this path reads its body as a stream."""
+        try:
+            return self.resolve(method, raw_path)[0].takes_any_length
+        except RestError:
+            return False
+
+
+class RouteGroup(Protocol):
+    """Paths of one noun and their handlers."""
+
+    def add_to(self, router: PathRouter) -> None:
+        """Add the paths to the router."""
+        ...
 
 
 def _variable(node: _Node, segment: str) -> tuple[_Node | None, str]:

@@ -244,6 +244,8 @@ class FakeBrokerApis:
         self.shutdown_blocked_by: dict[int, str] = {}
         self.progress: dict[TopicIdPartition, PartitionProgress] = {}
         self.producer_ids = 4_000
+        self.append_times: set[str] = set()
+        """Topics whose records get the leader's time."""
 
     async def producer_id(self) -> int:
         """Each once, as the real ones."""
@@ -308,16 +310,23 @@ class FakeBrokerApis:
 
     # ------------------------------------------------------------ BrokerApis
 
+    async def topic_for_produce(self, topic: TopicName, timeout_ms: int) -> TopicImage:
+        found = self.image.topic(topic)
+        if found is None and self.auto_create:
+            self.add_topic(topic)
+            found = self.image.topic(topic)
+        if found is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {topic} not found")
+        return found
+
+    def record_time_ms(self, topic: TopicImage) -> int | None:
+        return None if topic.name in self.append_times else NOW_MS
+
     async def produce(self, request: ProduceRequest) -> list[RecordResult]:
         self.requests.append(request)
         if self.produce_error is not None:
             raise self.produce_error
-        topic = self.image.topic(request.topic)
-        if topic is None and self.auto_create:
-            self.add_topic(request.topic)
-            topic = self.image.topic(request.topic)
-        if topic is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        topic = await self.topic_for_produce(request.topic, request.timeout_ms)
         if request.partition is not None and request.partition >= len(topic.partitions):
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         count = len(topic.partitions)

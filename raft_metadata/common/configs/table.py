@@ -422,6 +422,20 @@ _LIMITS = _at_start(
             10**8,
             "Most JSON objects in one write; more are refused with 413.",
         ),
+        (
+            "produce.batch.maximum.entries",
+            1_000,
+            1,
+            100_000,
+            "Most entries of a POST …/records:batch; more are refused with 422.",
+        ),
+        (
+            "max.streams",
+            2_000,
+            1,
+            1_000_000,
+            "Most streamed requests at a time; one more is answered with 503.",
+        ),
         ("max.partitions.per.topic", 10_000, 1, 10**6, "Most partitions of one topic."),
         ("max.fetch.bytes", 1 << 26, 1 << 10, 1 << 30, "The largest max_bytes of a read."),
         (

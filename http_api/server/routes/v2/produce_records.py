@@ -23,7 +23,7 @@ from broker.server.requests import (
     RecordResult,
 )
 from http_api.contract import v2
-from http_api.contract.errors import REST_STATUS, RestCode, RestError, failure_envelope
+from http_api.contract.errors import REST_STATUS, RETRY_LATER, RestCode, RestError, failure_envelope
 from http_api.contract.idempotence import claim_of
 from http_api.contract.media_types import (
     V2,
@@ -32,7 +32,7 @@ from http_api.contract.media_types import (
     EmbeddedFormat,
     produce_format,
 )
-from http_api.server.answers import RETRY_LATER, reply
+from http_api.server.answers import reply
 from http_api.server.image_lookup import (
     find_topic,
     partition_not_found,
@@ -103,7 +103,7 @@ class ProduceRoutes:
         if embedded is None:
             raise unsupported_media_type(content_type, V2_JSON)
         check_accept(request, V2_REPLIES)
-        acks, timeout_ms = self._acks_and_timeout(request)
+        acks, timeout_ms = acks_and_timeout(request, self._limits)
         claim = claim_of(request.headers)
         stored_as = STORED_FORMATS.get(embedded)
         if stored_as is None:
@@ -130,16 +130,6 @@ class ProduceRoutes:
             return await self._answer_refusal(produce, error)
         return answer(results)
 
-    def _acks_and_timeout(self, request: web.Request) -> tuple[int, int]:
-        if not request.query_string:
-            return ACKS_ALL, TIMEOUT_MS_DEFAULT
-        query = request.query
-        acks = ACKS.get(query.get("acks", "all"))
-        if acks is None:
-            raise bad_parameter("acks", query.get("acks"), "all, -1, 1 or 0")
-        longest = self._limits.max_produce_timeout_ms
-        return acks, query_integer(query, "timeout", min(TIMEOUT_MS_DEFAULT, longest), 1, longest)
-
     async def _answer_refusal(
         self, produce: ProduceRequest, error: KafkaError
     ) -> web.StreamResponse:
@@ -164,6 +154,22 @@ class ProduceRoutes:
         if status != 503:
             raise error
         return answer([RecordResult(None, None, error)] * len(produce.records))
+
+
+def acks_and_timeout(request: web.Request, limits: BrokerLimits) -> tuple[int, int]:
+    """Return ``acks`` and ``timeout`` of a produce's query, in milliseconds.
+
+    Raises:
+        RestError: 400/40002 for a value that is out of range.
+    """
+    if not request.query_string:
+        return ACKS_ALL, TIMEOUT_MS_DEFAULT
+    query = request.query
+    acks = ACKS.get(query.get("acks", "all"))
+    if acks is None:
+        raise bad_parameter("acks", query.get("acks"), "all, -1, 1 or 0")
+    longest = limits.max_produce_timeout_ms
+    return acks, query_integer(query, "timeout", min(TIMEOUT_MS_DEFAULT, longest), 1, longest)
 
 
 def answer(results: Sequence[RecordResult]) -> web.Response:

@@ -63,10 +63,12 @@ class V3Routes:
         handler: V3Handler,
         replies: Mapping[str, str] = V3_REPLIES,
         parameters: Iterable[str] = (),
+        *,
+        takes_any_length: bool = False,
     ) -> None:
         """Serve a path below this cluster; 404 for another cluster id, 406 for another Accept.
 
-        ``parameters`` declares the names that a query may have.
+        ``parameters`` declares the names that a query may have; ``takes_any_length``: see `Route`.
         """
 
         async def handle(
@@ -79,7 +81,14 @@ class V3Routes:
             answer = await handler(request, *parameters)
             return json_reply(answer, JSON) if isinstance(answer, dict) else answer
 
-        router.add(method, "/v3/clusters/{cluster}" + path, handle, JSON, parameters)
+        router.add(
+            method,
+            "/v3/clusters/{cluster}" + path,
+            handle,
+            JSON,
+            parameters,
+            takes_any_length=takes_any_length,
+        )
 
 
 _ACCESS_PARAMETERS = (
