@@ -124,6 +124,29 @@ def skip_lines(lines: bytes, header: BatchHeader, offset: int) -> int:
     return at
 
 
+def before_offset(slices: Sequence[BatchSlice], end: int) -> list[BatchSlice]:
+    """Return the records of the slices below an offset."""
+    return [
+        piece if piece.next_offset <= end else _first_lines(piece, end)
+        for piece in slices
+        if piece.first_offset < end
+    ]
+
+
+def _first_lines(piece: BatchSlice, end: int) -> BatchSlice:
+    """Return the records of a slice below an offset inside of it."""
+    lines = bytes(piece.lines)
+    if piece.header.is_dense:
+        count = end - piece.first_offset
+        size = len(lines) - len(lines.split(b"\n", count)[-1])
+    else:
+        count = size = 0
+        while size < len(lines) and offset_of_line(lines, size) < end:
+            size = lines.index(b"\n", size) + 1
+            count += 1
+    return piece._replace(lines=lines[:size], next_offset=end, count=count)
+
+
 def offset_of_line(lines: bytes, at: int) -> int:
     """Return the offset in the stored line at this position."""
     return int(lines[at + _OFFSET_AT : lines.index(b",", at)])

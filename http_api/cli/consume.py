@@ -60,6 +60,8 @@ class ConsumeArguments:
 
     wanted: TopicPartitions
     position: Position
+    until: Position | None
+    """The first position that is not read any more."""
     follow: bool
     binary: bool
 
@@ -83,6 +85,7 @@ class PartitionRange:
     "quorumlog consume orders:0 -o 2 -n 3",
     "quorumlog consume orders --last 10 -k :",
     "quorumlog consume orders -o @0 --format json",
+    "quorumlog consume orders -o 2026-01-31T12:00:00Z --until 2026-01-31T13:00:00Z",
 )
 @click.command()
 @click.argument("wanted", metavar="TOPIC[:PARTITION,…]", type=SELECTION)
@@ -93,6 +96,11 @@ class PartitionRange:
     type=POSITION,
     help="Begin at earliest, latest, an offset, -N (the last N of each partition), @MILLISECONDS "
     "or a time like 2026-01-31T12:00:00Z.  [default: earliest]",
+)
+@click.option(
+    "--until",
+    type=POSITION,
+    help="End before this position, in the same words.  [default: the present end]",
 )
 @click.option(
     "--last",
@@ -113,6 +121,7 @@ class PartitionRange:
 def consume(  # noqa: PLR0913, PLR0917 the options of the command
     wanted: TopicPartitions,
     position: Position | None,
+    until: Position | None,
     last: int | None,
     count: int | None,
     follow: bool,  # noqa: FBT001 a flag of the command line
@@ -131,8 +140,15 @@ def consume(  # noqa: PLR0913, PLR0917 the options of the command
     if last is not None and (position is not None or count is not None):
         msg = "--last 10 names the records: expected no -o and no -n beside it"
         raise click.UsageError(msg)
+    if until is not None and (follow or last is not None):
+        msg = "--until names the end: expected no -f and no --last beside it"
+        raise click.UsageError(msg)
     arguments = ConsumeArguments(
-        wanted=wanted, position=position or Earliest(), follow=follow, binary=binary
+        wanted=wanted,
+        position=position or Earliest(),
+        until=until,
+        follow=follow,
+        binary=binary,
     )
     with client_of(url) as client:
         learn_brokers(client)
@@ -211,7 +227,11 @@ def _range(
         place = f"{arguments.topic}:{partition} holds offsets {limits.beginning} to {limits.end}"
         msg = f"-o {start}: {place} (the next to be written)"
         raise click.ClickException(msg)
-    return PartitionRange(partition, min(start, limits.end), limits.end)
+    end = limits.end
+    if arguments.until is not None:
+        until = resolve_position(client, arguments.topic, partition, arguments.until, limits)
+        end = min(end, until)
+    return PartitionRange(partition, min(start, limits.end), end)
 
 
 def _read(client: Client, arguments: ConsumeArguments, part: PartitionRange) -> Iterator[FetchPage]:

@@ -5,17 +5,20 @@ handler parses values. A parameter without a meaning here is more likely mistype
 ``?ack=0`` answered as if it had an effect would be a wrong answer. The fast lane leaves a query
 with any other name than its own to the routes, so both refuse with the same text.
 
-`read_start` parses where a read begins, in the grammar that the command line uses, too.
+`read_start` and `read_end` parse where a read begins and ends, in the grammar that the command line
+uses, too.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.grammar import (
     POSITION_EXPECTED,
+    AtOffset,
     FromTime,
     GrammarError,
     Position,
@@ -79,6 +82,42 @@ def ignored_header(ignored: Collection[str]) -> str:
     if len(ignored) > IGNORED_NAMED_MAX:
         shown.append(f"and {len(ignored) - IGNORED_NAMED_MAX} more")
     return ", ".join(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnd:
+    """The end of a read, exclusive; of two bounds the earlier holds."""
+
+    offset: int | None
+    timestamp_ms: int | None
+    """The read ends before the first record at or after this time."""
+
+
+def read_end(query: Mapping[str, str], start: Position) -> ReadEnd | None:
+    """Return the bounds that ``end_offset`` and ``end_timestamp`` name; None without one.
+
+    Raises:
+        RestError: 400/40002 for a value that is no number, or an end before the start.
+    """
+    given = {
+        name: query_integer(query, name, None, 0, OFFSET_MAX)
+        for name in ("end_offset", "end_timestamp")
+        if name in query
+    }
+    if not given:
+        return None
+    end = ReadEnd(given.get("end_offset"), given.get("end_timestamp"))
+    if isinstance(start, AtOffset) and end.offset is not None and end.offset < start.offset:
+        raise end_before_start("end_offset", end.offset, start.offset)
+    until_ms = end.timestamp_ms
+    if isinstance(start, FromTime) and until_ms is not None and until_ms < start.timestamp_ms:
+        raise end_before_start("end_timestamp", until_ms, start.timestamp_ms)
+    return end
+
+
+def end_before_start(name: str, end: int, start: int) -> RestError:
+    """Return the refusal of a read that ends before it begins."""
+    return bad_parameter(name, str(end), f"at least the start of the read, {start}")
 
 
 def read_start(query: Mapping[str, str]) -> Position:

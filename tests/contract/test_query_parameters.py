@@ -8,13 +8,14 @@ from tests.support.http_door import V3, Door
 
 RECORDS = "/topics/flights/partitions/0/records"
 INSTANCE = "/consumers/g/instances/i"
+READ = "frames, include, max_bytes, offset, rack, timeout, timestamp"
 JSON_V2 = "application/vnd.kafka.json.v2+json"
 
 
 @pytest.mark.parametrize(
     ("method", "path", "known"),
     [
-        ("GET", RECORDS, "frames, include, max_bytes, offset, rack, timeout, timestamp"),
+        ("GET", RECORDS, f"end_offset, end_timestamp, {READ}"),
         ("HEAD", RECORDS, None),
         ("POST", "/topics/flights", "acks, async, timeout"),
         ("POST", "/topics/flights/partitions/0", "acks, async, timeout"),

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
+import orjson
+
 from broker.record.batch import HEADER_SIZE, BatchSlice, RecordFormat, parse_header
 from broker.record.compression import ZSTD, PackedSlice, lines_of, pack
 from broker.record.lines import encode_batches, key_view, oversized
-from broker.record.render import skip_lines
+from broker.record.render import skip_lines, splice_timestamps
 from broker.record.values import partition_for_key
 from broker.server.health import ClusterHealth, Damage, judge, tally_partitions
 from broker.server.metadata_requests import MetadataLogPage, QuorumView
@@ -397,7 +399,7 @@ class FakeBrokerApis:
         offset = request.offset
         if offset is None:
             assert request.timestamp_ms is not None
-            offset = log.start if request.timestamp_ms <= APPEND_MS else log.end
+            offset = self._first_at(log, request.timestamp_ms)
         if not log.start <= offset <= log.end:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -412,12 +414,22 @@ class FakeBrokerApis:
             pass
         return self.result_of(log, offset, packed=request.packed)
 
+    def _first_at(self, log: FakePartition, timestamp_ms: int) -> int:
+        for piece in log.slices:
+            lines = splice_timestamps(piece).splitlines()
+            for number, line in enumerate(lines, piece.first_offset):
+                if number >= log.start and orjson.loads(line)["timestamp"] >= timestamp_ms:
+                    return number
+        return log.end
+
     def result_of(self, log: FakePartition, offset: int, *, packed: bool) -> FetchResult:
         found = [piece for piece in log.slices if piece.next_offset > offset]
         if found:
             first = found[0]
             skipped = skip_lines(bytes(first.lines), first.header, offset)
-            found[0] = first._replace(lines=bytes(first.lines)[skipped:])
+            found[0] = first._replace(
+                lines=bytes(first.lines)[skipped:], first_offset=max(offset, first.first_offset)
+            )
         frames = [
             PackedSlice.whole(piece.header, pack(piece.lines) or b"")
             if piece.header.is_compressed and piece.first_offset >= offset

@@ -171,6 +171,19 @@ async def test_lines_go_in_as_text_and_come_out_as_they_were(shell: Shell) -> No
     }
 
 
+async def test_a_read_ends_before_a_position(shell: Shell) -> None:
+    rows = "".join(f"{number}\n" for number in range(6))
+    assert (await shell("produce", "flights:1", stdin=rows)).code == 0
+    assert (await shell("consume", "flights:1", "--until", "3")).lines == ["0", "1", "2"]
+    assert (await shell("consume", "flights:1", "-o", "2", "--until", "-2")).lines == ["2", "3"]
+    assert (await shell("consume", "flights:1", "--until", "99")).lines == rows.split()
+    assert (await shell("consume", "flights:1", "--until", "@0")).lines == []
+    hour = ("-o", "2023-11-14T22:00:00Z", "--until", "2023-11-14T23:00:00Z")
+    assert (await shell("consume", "flights", *hour)).lines == rows.split()
+    refused = await shell("consume", "flights", "--until", "3", "-f")
+    assert (refused.code, "--until names the end" in refused.err) == (2, True)
+
+
 async def test_json_values_are_stored_byte_for_byte(shell: Shell) -> None:
     value = '{"b":1,  "a":12345678901234567890, "a":2}'
     written = await shell("produce", "flights", "--json", stdin=value)

@@ -9,6 +9,7 @@ import pytest
 
 from broker.record.batch import BatchSlice, RecordFormat, attributes_of, build_header, parse_header
 from broker.record.render import (
+    before_offset,
     lines_to_array,
     render_v2,
     skip_lines,
@@ -107,6 +108,26 @@ def test_rule_r7_the_start_line_is_found_by_offset_where_there_are_holes() -> No
     lines = b'{"offset":5,"k":1}\n{"offset":8,"k":1}\n{"offset":9,"k":1}\n'
     header = piece(b"", b"", b"").header._replace(last_offset_delta=4)
     assert [skip_lines(lines, header, offset) for offset in range(5, 11)] == [0, 19, 19, 19, 38, 57]
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_rule_r7_a_read_ends_before_an_offset_also_where_there_are_holes(dense: bool) -> None:
+    offsets = [5, 6, 7] if dense else [5, 8, 9]
+    texts = [b'{"offset":%d,"k":1}' % offset for offset in offsets]
+    whole = piece(*texts)
+    if not dense:
+        header = whole.header._replace(last_offset_delta=4)
+        whole = whole._replace(header=header, next_offset=10)
+    cut_in_front = whole._replace(
+        lines=b"\n".join([*texts[1:], b""]), first_offset=offsets[1], count=2
+    )
+    for first, found in ((5, whole), (offsets[1], cut_in_front)):
+        for end in range(4, 12):
+            kept = [text for o, text in zip(offsets, texts, strict=True) if first <= o < end]
+            slices = before_offset([found], end)
+            assert b"".join(bytes(each.lines) for each in slices).splitlines() == kept
+            assert sum(each.count for each in slices) == len(kept)
+            assert all(each.next_offset == min(end, found.next_offset) for each in slices)
 
 
 def test_the_v2_shape_keeps_the_clients_text() -> None:

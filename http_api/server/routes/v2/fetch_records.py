@@ -20,6 +20,7 @@ from broker.record.compression import fits_one_frame, framed, framed_as_single
 from broker.record.lines import BATCH_BYTES_MAX
 from broker.record.render import (
     batch_line,
+    before_offset,
     lines_to_array,
     lines_with_batches,
     render_v2,
@@ -43,7 +44,7 @@ from http_api.contract.media_types import (
 )
 from http_api.server.answers import ERROR_TYPE, reply
 from http_api.server.image_lookup import find_topic, partition_not_found, topic_not_found
-from http_api.server.query_parameters import read_start
+from http_api.server.query_parameters import ReadEnd, end_before_start, read_end, read_start
 from http_api.server.request_parsing import (
     accept_of,
     bad_parameter,
@@ -68,7 +69,17 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-PARAMETERS = ("offset", "timestamp", "max_bytes", "timeout", "include", "frames", "rack")
+PARAMETERS = (
+    "offset",
+    "timestamp",
+    "end_offset",
+    "end_timestamp",
+    "max_bytes",
+    "timeout",
+    "include",
+    "frames",
+    "rack",
+)
 TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
 POSITION_ATTEMPTS = 3
@@ -107,21 +118,23 @@ class FetchRoutes:
         fetch = self._request(name, number, position, request, packed=packed)
         if packed:
             fetch = replace(fetch, max_bytes=readable_bytes(fetch.max_bytes, many=many))
+        end = read_end(request.query, position)
         image = await self._existing(fetch.topic, fetch.partition)
-        if isinstance(position, AtOffset | FromTime):
-            result = await self._fetch(fetch)
-        else:
-            fetch, result = await self._fetch_from(position, fetch)
+        fetch, result, bound = await self._read(position, end, fetch)
         if result.packed and not many:
             result = in_one_frame(result)
         try:
             body, coding = _body(result, content_type, fetch, include, many=many)
         except BatchError:  # a rotten batch: read as lines, it is reported as a damaged log
             result = await self._fetch(replace(fetch, packed=False))
+            if bound is not None:
+                result = _before(result, bound)
             body, coding = _body(result, content_type, fetch, include, many=many)
         headers = self._headers(result, content_type, image) | coding
         if fetch.rack is not None:
             headers |= self._served_by(result)
+        if bound is not None:
+            headers |= _bound_headers(result, bound)
         return await _send(request, body, headers)
 
     async def _existing(self, topic: TopicName, partition: PartitionId) -> TopicImage:
@@ -136,24 +149,68 @@ class FetchRoutes:
     async def _fetch(self, fetch: FetchRequest) -> FetchResult:
         return await _found(fetch, self._apis.fetch(fetch))
 
-    async def _fetch_from(
-        self, position: Earliest | Latest | LastRecords, fetch: FetchRequest
-    ) -> tuple[FetchRequest, FetchResult]:
-        """Read from a position that the ends of the log decide, as the leader reports them.
+    async def _read(
+        self, position: Position, end: ReadEnd | None, fetch: FetchRequest
+    ) -> tuple[FetchRequest, FetchResult, int | None]:
+        """Read from a position, up to a bound if there is one.
 
-        The ends may move between the two requests, by retention for example: they are then looked
-        up again. Return the request with the offset that was read from, too.
+        A read that begins at the bound waits for nothing. The ends of the log may move between
+        their look-up and the read, by retention for example: they are then looked up again. Return
+        the request with the offset that was read from, the result and the bound's offset.
+
+        Raises:
+            RestError: 400/40002, the bound is before the offset to read from.
         """
+        if end is None and isinstance(position, AtOffset | FromTime):
+            return fetch, await self._fetch(fetch), None
         attempt = 0
         while True:
             attempt += 1
-            ends = await _found(fetch, self._apis.offsets(fetch.topic, fetch.partition))
-            fetch = replace(fetch, offset=_offset_of(position, ends))
+            start = await self._start_of(position, fetch)
+            bound = None if end is None else await self._bound_of(end, fetch)
+            if bound is not None and bound < start and isinstance(position, AtOffset):
+                raise end_before_start("end_timestamp", bound, start)
+            wait_ms = fetch.max_wait_ms if bound is None or start < bound else 0
+            now = replace(fetch, offset=start, timestamp_ms=None, max_wait_ms=wait_ms)
             try:
-                return fetch, await self._fetch(fetch)
+                result = await self._fetch(now)
+                if bound is None:
+                    return now, result, None
+                if result.packed and result.packed[-1].next_offset > bound:
+                    result = await self._fetch(replace(now, packed=False))  # lines can be cut
+                return now, _before(result, bound), bound
             except KafkaError as error:
-                if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE or attempt == POSITION_ATTEMPTS:
+                is_moved = error.code is ErrorCode.OFFSET_OUT_OF_RANGE
+                if not is_moved or isinstance(position, AtOffset) or attempt == POSITION_ATTEMPTS:
                     raise
+
+    async def _start_of(self, position: Position, fetch: FetchRequest) -> int:
+        match position:
+            case AtOffset(offset):
+                return offset
+            case FromTime(timestamp_ms):
+                return await self._offset_at(fetch, timestamp_ms)
+            case _:
+                ends = await _found(fetch, self._apis.offsets(fetch.topic, fetch.partition))
+                return _offset_of(position, ends)
+
+    async def _bound_of(self, end: ReadEnd, fetch: FetchRequest) -> int:
+        bounds = [] if end.offset is None else [end.offset]
+        if end.timestamp_ms is not None:
+            bounds.append(await self._offset_at(fetch, end.timestamp_ms))
+        return min(bounds)
+
+    async def _offset_at(self, fetch: FetchRequest, timestamp_ms: int) -> int:
+        """Return the offset of the first record at or after a time, else the high watermark."""
+        look_up = FetchRequest(
+            topic=fetch.topic,
+            partition=fetch.partition,
+            timestamp_ms=timestamp_ms,
+            max_bytes=1,
+            max_wait_ms=0,
+        )
+        found = await self._fetch(look_up)
+        return found.slices[0].first_offset if found.slices else found.next_offset
 
     def _request(
         self,
@@ -217,6 +274,20 @@ async def _found(fetch: FetchRequest, answer: Awaitable[A]) -> A:
             raise
         text = partition_not_found(fetch.topic, fetch.partition)
         raise RestError(404, RestCode.PARTITION_NOT_FOUND, text) from None
+
+
+def _before(result: FetchResult, bound: int) -> FetchResult:
+    """Return the records of a result below an offset."""
+    return replace(
+        result,
+        slices=before_offset(result.slices, bound),
+        next_offset=min(result.next_offset, bound),
+    )
+
+
+def _bound_headers(result: FetchResult, bound: int) -> dict[str, str]:
+    reached = {"Quorumlog-End-Reached": "true"} if result.next_offset >= bound else {}
+    return {"Quorumlog-End-Offset": str(bound)} | reached
 
 
 def leader_url(image: MetadataImage, leader: BrokerId) -> str | None:
