@@ -700,6 +700,10 @@ class PartitionLog:
         """Return the leader epoch of the record at ``offset``, -1 if there is none (rule R5)."""
         return self._epochs.epoch_of(offset) if offset < self.log_end_offset else -1
 
+    def holds_record(self, from_offset: int, before_offset: int) -> bool:
+        """Return True if there is a record in this range; compaction may have left none."""
+        return bool(self.read_lines(from_offset, 1, before_offset).pieces)
+
     # errors
 
     def take_offline(self, error: BaseException) -> None:

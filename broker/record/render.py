@@ -72,9 +72,10 @@ def array_of(lines: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
 def lines_with_batches(slices: Sequence[BatchSlice]) -> bytes:
     """Return the stored lines, each run of one batch behind a line that describes the batch.
 
-    ``{"batch":{"offset","next_offset","count","timestamp","key_format","value_format"}}``: facts
-    that a line does not hold. ``timestamp`` applies to records without one of their own. No work
-    per record; a stored line starts with its offset, so the two kinds can't be confused.
+    ``{"batch":{"offset","next_offset","count","timestamp","key_format","value_format",
+    "leader_epoch"}}``: facts that a line does not hold. ``timestamp`` applies to records without
+    one of their own. No work per record; a stored line starts with its offset, so the two kinds
+    can't be confused.
     """
     return b"".join(batch_pieces(slices))
 
@@ -90,12 +91,15 @@ def batch_pieces(slices: Sequence[BatchSlice]) -> list[bytes | memoryview]:
 def batch_line(piece: Piece) -> bytes:
     """Return the line about a batch that `lines_with_batches` puts before its lines."""
     header = piece.header
-    return (b'{"batch":{"offset":%d,"next_offset":%d,"count":%d,"timestamp":%d,%b}}\n') % (
+    return (
+        b'{"batch":{"offset":%d,"next_offset":%d,"count":%d,"timestamp":%d,%b,"leader_epoch":%d}}\n'
+    ) % (
         piece.first_offset,
         piece.next_offset,
         piece.count,
         header.append_timestamp,
         _FORMATS[header.attributes & FORMATS_MASK],
+        header.leader_epoch,
     )
 
 

@@ -36,6 +36,7 @@ from broker.server.produce import (
     refused_whole,
 )
 from broker.server.requests import (
+    UNKNOWN_EPOCH,
     FetchRequest,
     FetchResult,
     OffsetsResult,
@@ -131,7 +132,10 @@ class RoutedBrokerApis:
         )  # fmt: skip
         self.direct = DirectRequests(config, local, loader, self._configs, self.forwarded)
         self._produces = ProduceRouting(config.broker_id, local, self.router, self.forwarded, clock)
-        self._reads = ReadRouting(config, local, self._existing, self.router, follower_reads, clock)
+        self._reads = ReadRouting(
+            config, local, self._existing, self.router, follower_reads, clock,
+            self._topics.catch_up,
+        )  # fmt: skip
         self._deletion = RecordDeletion(config.broker_id, self.router, trimming, clock)
         self.coordinator = make_coordinator(BrokerDataReader(self))
         self._groups = GroupRequests(
@@ -350,8 +354,10 @@ class RoutedBrokerApis:
     async def fetch(self, request: FetchRequest) -> FetchResult:
         return await self._reads.fetch(request)
 
-    async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
-        return await self._reads.offsets(topic, partition)
+    async def offsets(
+        self, topic: TopicName, partition: PartitionId, seen_epoch: int = UNKNOWN_EPOCH
+    ) -> OffsetsResult:
+        return await self._reads.offsets(topic, partition, seen_epoch)
 
     async def delete_records(self, topic: TopicName, partition: PartitionId, before: int) -> int:
         return await self._deletion.delete(await self._existing(topic, partition), before)

@@ -21,7 +21,7 @@ from broker.record.values import partition_for_key
 from broker.server.forwarded_produce import ForwardedProduces, is_refused_for_producers
 from broker.server.local_partitions import Append, AppendBatchKey, LocalPartitions, TurnBudget
 from broker.server.produce import is_keyless
-from broker.server.requests import FINAL
+from broker.server.requests import FINAL, UNKNOWN_EPOCH
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import NO_LEADER, PartitionId, TopicIdPartition, TopicName
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
@@ -247,6 +247,8 @@ class DirectRequests:
         *,
         packed: bool = False,
         bare: bool = False,
+        leader_epoch: int = UNKNOWN_EPOCH,
+        seen_epoch: int = UNKNOWN_EPOCH,
     ) -> tuple[FetchResult, TopicImage] | None:
         image = self._loader.image.topic(topic)
         if image is None or not image.is_complete or not partition < image.partitions_count:
@@ -254,7 +256,15 @@ class DirectRequests:
         if image.partitions[partition].leader != self._broker_id:
             return None
         place = TopicIdPartition(image.topic_id, partition)
-        result = self._local.fetch_directly(place, offset, max_bytes, packed=packed, bare=bare)
+        result = self._local.fetch_directly(
+            place,
+            offset,
+            max_bytes,
+            packed=packed,
+            bare=bare,
+            leader_epoch=leader_epoch,
+            seen_epoch=seen_epoch,
+        )
         return None if result is None else (result, image)
 
 

@@ -12,10 +12,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from broker.log.read_positions import find_divergence
 from broker.replication.partition import Following, OpenSession
 from broker.server import peer_codec
-from broker.server.local_partitions import LocalPartitions, Read, Reads, ServingReplica
+from broker.server.local_partitions import (
+    LocalPartitions,
+    Read,
+    Reads,
+    ServingReplica,
+    check_seen,
+)
 from broker.server.peer_codec import PeerRequestKind
+from broker.server.requests import UNKNOWN_EPOCH
 from raft_metadata.common.configs.table import REPLICA_SELECTOR
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.image.metadata_image import broker_layers
@@ -63,8 +71,14 @@ class ReadRouting:
         router: LeaderRouter,
         follower_reads: FollowerReads,
         clock: Clock,
+        catch_up: Callable[[], Awaitable[None]],
     ) -> None:
-        """Take ``existing``, which finds a partition or raises UNKNOWN_TOPIC_OR_PARTITION."""
+        """Take two functions.
+
+        ``existing`` finds a partition or raises UNKNOWN_TOPIC_OR_PARTITION; ``catch_up`` waits a
+        limited time for the active controller's newest image.
+        """
+        self._catch_up = catch_up
         self._broker_id = config.broker_id
         self._limits = config.limits
         self._local = local
@@ -76,7 +90,8 @@ class ReadRouting:
     async def fetch(self, request: FetchRequest) -> FetchResult:
         """Read from the leader, or from a follower if the request names a rack."""
         limits = self._limits
-        partition = await self._existing(request.topic, request.partition)
+        partition = await self._meant(request)
+        await self._know_epoch(partition, max(request.seen_epoch, request.leader_epoch))
         max_wait_ms = max(0, min(request.max_wait_ms, limits.max_fetch_wait_ms))
         wait_until_ms = self._clock.monotonic_ms() + max_wait_ms
         patience_ms = max(max_wait_ms, request.leader_wait_ms, LEADER_MOVE_MS)
@@ -95,6 +110,8 @@ class ReadRouting:
                 max_bytes=max(1, min(request.max_bytes, limits.max_fetch_bytes)),
                 max_wait_ms=wait_ms,
                 packed=request.packed,
+                leader_epoch=request.leader_epoch,
+                seen_epoch=request.seen_epoch,
             )
             if registration.leader == self._broker_id:
                 return await self._local.fetch(read)
@@ -107,21 +124,45 @@ class ReadRouting:
 
         return await self._router.routed(partition, attempt, deadline_ms, repeat_unknown=True)
 
-    async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
+    async def offsets(
+        self, topic: TopicName, partition: PartitionId, seen_epoch: int = UNKNOWN_EPOCH
+    ) -> OffsetsResult:
         """Return both ends of a partition, as its leader reports them."""
         place = await self._existing(topic, partition)
+        await self._know_epoch(place, seen_epoch)
         deadline_ms = self._clock.monotonic_ms() + LEADER_WAIT_MS
 
         async def attempt(registration: PartitionRegistration, _timeout_ms: int) -> OffsetsResult:
             if registration.leader == self._broker_id:
-                return self._local.offsets(place)
-            body = peer_codec.encode_offsets(place)
+                return self._local.offsets(place, seen_epoch)
+            body = peer_codec.encode_offsets(place, seen_epoch)
             answer = await self._router.forward(
                 place, registration, PeerRequestKind.OFFSETS, body, ANSWER_GRACE_MS, grace_ms=0
             )
             return peer_codec.decode_offsets(answer)
 
         return await self._router.routed(place, attempt, deadline_ms, repeat_unknown=True)
+
+    async def _meant(self, request: FetchRequest) -> TopicIdPartition:
+        """Return the partition that a request means; raise TOPIC_CHANGED for another topic's."""
+        partition = await self._existing(request.topic, request.partition)
+        if request.topic_id in {None, partition.topic_id}:
+            return partition
+        await self._catch_up()
+        partition = await self._existing(request.topic, request.partition)
+        if partition.topic_id != request.topic_id:
+            text = (
+                f"topic {request.topic} has the id {partition.topic_id}, not {request.topic_id}: "
+                "it was deleted and created again"
+            )
+            raise KafkaError(ErrorCode.TOPIC_CHANGED, text)
+        return partition
+
+    async def _know_epoch(self, partition: TopicIdPartition, epoch: int) -> None:
+        """Wait for the newest image if this one knows only an older leader epoch (rule R8)."""
+        known = self._router.leader_epoch(partition)
+        if known is not None and known < epoch:
+            await self._catch_up()
 
 
 class FollowerReads:
@@ -170,6 +211,8 @@ class FollowerReads:
             max_bytes=max(1, min(request.max_bytes, self._limits.max_fetch_bytes)),
             max_wait_ms=max_wait_ms,
             packed=request.packed,
+            leader_epoch=request.leader_epoch,
+            seen_epoch=request.seen_epoch,
         )
         try:
             if follower == self._me:
@@ -199,10 +242,18 @@ class FollowerReads:
 
         def serving_replica() -> ServingReplica:
             replica, role = self._in_sync(read.partition)
+            check_seen(role.epoch, read.seen_epoch)
             return ServingReplica(replica, role.leader, role.epoch)
 
+        def check(replica: Replica, at: int) -> None:
+            _check_range(replica, at)
+            if read.leader_epoch == UNKNOWN_EPOCH or at != read.offset:
+                return
+            if find_divergence(replica.log, at, read.leader_epoch) is not None:
+                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the leader decides")
+
         found = await self._reads.read(
-            offset, read.max_bytes, deadline_ms, serving_replica, _check_range, packed=read.packed
+            offset, read.max_bytes, deadline_ms, serving_replica, check, packed=read.packed
         )
         return replace(found, served_by=self._me)
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from broker.log.log_reader import TimeSearch, warm
+from broker.log.read_positions import LogTruncatedError, find_divergence, next_epoch
 from broker.record.compression import PackedSlice
 from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.leader_state import LeaderState
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_NONE,
+    UNKNOWN_EPOCH,
     FetchResult,
     OffsetsResult,
     PartitionProgress,
@@ -153,7 +155,8 @@ class Reads:
                     packed=frames,
                     high_watermark=partition.high_watermark,
                     log_start_offset=log.log_start_offset,
-                    next_offset=last[0].next_offset if last else offset,
+                    next_offset=(following := last[0].next_offset if last else offset),
+                    next_leader_epoch=next_epoch(log, following),
                     leader_id=leader,
                     leader_epoch=epoch,
                 )
@@ -324,6 +327,10 @@ class Read:
     max_wait_ms: int
     packed: bool = False
     """See `FetchResult.packed`."""
+    leader_epoch: int = UNKNOWN_EPOCH
+    """See `FetchRequest.leader_epoch`."""
+    seen_epoch: int = UNKNOWN_EPOCH
+    """See `FetchRequest.seen_epoch`."""
 
 
 class LocalPartitions:
@@ -515,6 +522,8 @@ class LocalPartitions:
         *,
         packed: bool = False,
         bare: bool = False,
+        leader_epoch: int = UNKNOWN_EPOCH,
+        seen_epoch: int = UNKNOWN_EPOCH,
     ) -> FetchResult | None:
         """Fetch records that are here now; return None if that takes a wait or an error."""
         replica = self._manager.replica(place)
@@ -524,7 +533,9 @@ class LocalPartitions:
         if not isinstance(role, LeaderState):
             return None
         high_watermark = partition.high_watermark
-        if not log.log_start_offset <= offset < high_watermark:
+        if not log.log_start_offset <= offset < high_watermark or seen_epoch > role.epoch:
+            return None
+        if leader_epoch != UNKNOWN_EPOCH and next_epoch(log, offset) not in {leader_epoch, -1}:
             return None
         if log.cold_range(offset, max_bytes) is not None:
             return None  # not in the page cache: `fetch` reads it from disk
@@ -545,6 +556,7 @@ class LocalPartitions:
             high_watermark=high_watermark,
             log_start_offset=log.log_start_offset,
             next_offset=following,
+            next_leader_epoch=next_epoch(log, following),
             leader_id=self._config.broker_id,
             leader_epoch=role.epoch,
         )
@@ -555,7 +567,13 @@ class LocalPartitions:
 
         def serving_replica() -> ServingReplica:
             replica, role = self.leading(request.partition)
+            check_seen(role.epoch, request.seen_epoch)
             return ServingReplica(replica, self._config.broker_id, role.epoch)
+
+        def check(replica: Replica, at: int) -> None:
+            if at == request.offset:
+                self._check_epoch(replica, at, request.leader_epoch)
+            self._check_range(replica, at)
 
         offset = request.offset
         if offset is None:
@@ -565,13 +583,28 @@ class LocalPartitions:
             request.max_bytes,
             deadline_ms,
             serving_replica,
-            self._check_range,
+            check,
             packed=request.packed,
         )
         if request.offset is None and found.next_offset > found.high_watermark:
             # The record found is not committed; another leader may append others before (rule R8).
-            return replace(found, next_offset=found.high_watermark)
+            return replace(found, next_offset=found.high_watermark, next_leader_epoch=UNKNOWN_EPOCH)
         return found
+
+    def _check_epoch(self, replica: Replica, offset: int, epoch: int) -> None:
+        """Raise `LogTruncatedError` if a position with this epoch is not one of the log.
+
+        Only a leader that is proven to lead tells a reader so: a deposed one may lack what its
+        successor served (rule R8).
+        """
+        if epoch == UNKNOWN_EPOCH:
+            return
+        divergence = find_divergence(replica.log, offset, epoch)
+        if divergence is None:
+            return
+        if not self._is_proven():
+            raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+        raise LogTruncatedError(offset, epoch, divergence)
 
     def _check_range(self, replica: Replica, offset: int) -> None:
         log = replica.log
@@ -598,19 +631,31 @@ class LocalPartitions:
                 return
             await self._reads.wait(replica, self._config.limits.max_fetch_wait_ms)
 
-    def offsets(self, partition: TopicIdPartition) -> OffsetsResult:
+    def offsets(
+        self, partition: TopicIdPartition, seen_epoch: int = UNKNOWN_EPOCH
+    ) -> OffsetsResult:
         """Return both ends of a partition.
 
         Withheld with OFFSET_NOT_AVAILABLE until the high watermark has reached the start of this
-        leader's epoch (rule R8).
+        leader's epoch (rule R8). ``seen_epoch``: see `FetchRequest`.
         """
         replica, role = self.leading(partition)
+        check_seen(role.epoch, seen_epoch)
         high_watermark = replica.partition.high_watermark
         if high_watermark < role.epoch_start:
             raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
         return OffsetsResult(
-            beginning_offset=replica.log.log_start_offset, end_offset=high_watermark
+            beginning_offset=replica.log.log_start_offset,
+            end_offset=high_watermark,
+            end_leader_epoch=next_epoch(replica.log, high_watermark),
         )
+
+
+def check_seen(leader_epoch: LeaderEpoch, seen_epoch: int) -> None:
+    """Raise UNKNOWN_LEADER_EPOCH if a reader has seen a newer leader than this one (rule R8)."""
+    if seen_epoch > leader_epoch:
+        text = f"seen_epoch={seen_epoch}: this leader knows leader epoch {leader_epoch} only"
+        raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH, text)
 
 
 def _awaits_replicas(replica: Replica, acks: int) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from broker.log.read_positions import Divergence, DivergenceCause, LogTruncatedError
 from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.compression import PackedSlice
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
@@ -143,13 +144,15 @@ def encode_fetch(request: Read) -> bytes:
             "max_bytes": request.max_bytes,
             "max_wait_ms": request.max_wait_ms,
             "packed": request.packed,
+            "leader_epoch": request.leader_epoch,
+            "seen_epoch": request.seen_epoch,
         }
     )
 
 
-def encode_offsets(partition: TopicIdPartition) -> bytes:
+def encode_offsets(partition: TopicIdPartition, seen_epoch: int) -> bytes:
     """Encode an OFFSETS body."""
-    return join_body(place_fields(partition))
+    return join_body({**place_fields(partition), "seen_epoch": seen_epoch})
 
 
 def encode_delete_records(partition: TopicIdPartition, before_offset: int) -> bytes:
@@ -215,8 +218,10 @@ def decode_base_offset(body: bytes) -> int:
 
 
 def decode_fetch(body: bytes) -> FetchResult:
-    """Decode the answer to FETCH."""
+    """Decode the answer to FETCH; raise `LogTruncatedError` if that is the answer."""
     head, payload = split_body(body)
+    if "divergence" in head:
+        raise truncated_in(head)
     lines, frames = split_packed(_mark_packed(decode_slices(payload), head.get("packed", ())))
     return FetchResult(
         slices=lines,
@@ -224,6 +229,7 @@ def decode_fetch(body: bytes) -> FetchResult:
         high_watermark=head["high_watermark"],
         log_start_offset=head["log_start_offset"],
         next_offset=head["next_offset"],
+        next_leader_epoch=head["next_leader_epoch"],
         leader_id=BrokerId(head["leader_id"]),
         leader_epoch=LeaderEpoch(head["leader_epoch"]),
         served_by=None if head.get("served_by") is None else BrokerId(head["served_by"]),
@@ -233,7 +239,11 @@ def decode_fetch(body: bytes) -> FetchResult:
 def decode_offsets(body: bytes) -> OffsetsResult:
     """Decode the answer to OFFSETS."""
     head, _ = split_body(body)
-    return OffsetsResult(beginning_offset=head["beginning_offset"], end_offset=head["end_offset"])
+    return OffsetsResult(
+        beginning_offset=head["beginning_offset"],
+        end_offset=head["end_offset"],
+        end_leader_epoch=head["end_leader_epoch"],
+    )
 
 
 def read_in(head: dict[str, Any]) -> Read:
@@ -245,7 +255,24 @@ def read_in(head: dict[str, Any]) -> Read:
         max_bytes=head["max_bytes"],
         max_wait_ms=head["max_wait_ms"],
         packed=head["packed"],
+        leader_epoch=head["leader_epoch"],
+        seen_epoch=head["seen_epoch"],
     )
+
+
+def encode_truncated(error: LogTruncatedError) -> bytes:
+    """Encode the answer to a FETCH whose position is not one of the log any more."""
+    cause, offset, epoch = error.divergence
+    divergence = [cause.value, offset, epoch]
+    return join_body({"position": [error.position, error.epoch], "divergence": divergence})
+
+
+def truncated_in(head: dict[str, Any]) -> LogTruncatedError:
+    """Return the error that `encode_truncated` encoded."""
+    cause, offset, epoch = head["divergence"]
+    divergence = Divergence(DivergenceCause(cause), offset, epoch)
+    position, at_epoch = head["position"]
+    return LogTruncatedError(position, at_epoch, divergence)
 
 
 def _mark_packed(slices: list[BatchSlice], packed: Sequence[int]) -> Sequence[Piece]:
@@ -265,6 +292,7 @@ def encode_fetched(result: FetchResult) -> bytes:
         "high_watermark": result.high_watermark,
         "log_start_offset": result.log_start_offset,
         "next_offset": result.next_offset,
+        "next_leader_epoch": result.next_leader_epoch,
         "leader_id": result.leader_id,
         "leader_epoch": result.leader_epoch,
     }

@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from broker.coordinator import group_messages
+from broker.log.read_positions import LogTruncatedError
 from broker.server.local_partitions import local_progress
 from broker.server.peer_codec import PeerRequestKind as Kind
 from broker.server.peer_codec import (
     decode_append,
     encode_fetched,
+    encode_truncated,
     join_body,
     partition_in,
     place_fields,
@@ -83,15 +85,19 @@ class PeerRequests:
             case Kind.APPEND | Kind.APPEND_CLAIMED | Kind.REPEAT_CLAIMED:
                 return await self._append(kind, head, payload)
             case Kind.FETCH:
-                return encode_fetched(await self._local.fetch(read_in(head)))
+                try:
+                    return encode_fetched(await self._local.fetch(read_in(head)))
+                except LogTruncatedError as error:
+                    return encode_truncated(error)
             case Kind.FETCH_FOLLOWER:
                 return encode_fetched(await self._follower_reads.serve(read_in(head)))
             case Kind.OFFSETS:
-                found = self._local.offsets(partition_in(head))
+                found = self._local.offsets(partition_in(head), head["seen_epoch"])
                 return join_body(
                     {
                         "beginning_offset": found.beginning_offset,
                         "end_offset": found.end_offset,
+                        "end_leader_epoch": found.end_leader_epoch,
                     }
                 )
             case Kind.AWAIT_METADATA:

@@ -15,6 +15,7 @@ from raft_metadata.common.ids import (
     ClusterId,
     LeaderEpoch,
     PartitionId,
+    TopicId,
     TopicIdPartition,
     TopicName,
 )
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
         TopicDeleted,
     )
 
+UNKNOWN_EPOCH: Final = -1
+"""In place of a leader epoch that a reader does not know."""
 ACKS_NONE = 0
 ACKS_LEADER = 1
 ACKS_ALL = -1
@@ -90,6 +93,12 @@ class FetchRequest:
     """The reader's rack: a replica in it may serve the read (KIP-392)."""
     packed: bool = False
     """True if compressed batches are taken as they are stored: see `FetchResult.packed`."""
+    leader_epoch: int = UNKNOWN_EPOCH
+    """Epoch of ``offset``: that of the record right before it, as the reader knows it (KIP-320)."""
+    seen_epoch: int = UNKNOWN_EPOCH
+    """The largest leader epoch that the reader has seen: an older leader may not answer (R8)."""
+    topic_id: TopicId | None = None
+    """The topic that the reader means; another one of that name is TOPIC_CHANGED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +114,8 @@ class FetchResult:
     log_start_offset: int
     next_offset: int
     """Offset to read next: one past the last record here, or the requested offset."""
+    next_leader_epoch: int
+    """Epoch of ``next_offset``: that of the record right before it; -1 if it is not known."""
     leader_id: BrokerId
     leader_epoch: LeaderEpoch
     served_by: BrokerId | None = None
@@ -153,11 +164,14 @@ class DirectApis(Protocol):
         *,
         packed: bool = False,
         bare: bool = False,
+        leader_epoch: int = UNKNOWN_EPOCH,
+        seen_epoch: int = UNKNOWN_EPOCH,
     ) -> tuple[FetchResult, TopicImage] | None:
         """Return records from this offset on, if some can be read here at once; else None.
 
         ``packed``: see `FetchResult.packed`. ``bare``: the caller needs no facts about batches, so
-        the answer may come as `FetchResult.lines`.
+        the answer may come as `FetchResult.lines`. ``leader_epoch``, ``seen_epoch``: see
+        `FetchRequest`; None if the reader has to be told something about them.
         """
         ...
 
@@ -168,6 +182,8 @@ class OffsetsResult:
 
     beginning_offset: int
     end_offset: int
+    end_leader_epoch: int = UNKNOWN_EPOCH
+    """Epoch of ``end_offset``: that of the record right before it; -1 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,14 +266,18 @@ class BrokerApis(Protocol):
     async def fetch(self, request: FetchRequest) -> FetchResult:
         """Read from the leader, or from a follower in the reader's rack.
 
-        OFFSET_OUT_OF_RANGE names both ends of the log.
+        OFFSET_OUT_OF_RANGE names both ends of the log. A position that is not one of this log any
+        more is a `LogTruncatedError`, a topic with another id TOPIC_CHANGED.
         """
         ...
 
-    async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
+    async def offsets(
+        self, topic: TopicName, partition: PartitionId, seen_epoch: int = UNKNOWN_EPOCH
+    ) -> OffsetsResult:
         """Return both ends of a partition, from its leader.
 
         OFFSET_NOT_AVAILABLE while a new leader does not know its high watermark (rule R8).
+        ``seen_epoch``: see `FetchRequest`.
         """
         ...
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import TopicIdPartition
+from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 from raft_metadata.common.sequenced_sender import RETRIABLE_REFUSALS
 
 if TYPE_CHECKING:
@@ -87,6 +87,11 @@ class LeaderRouter:
                 text = f"no leader took the request in time: {last.message}"
                 raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=last.outcome)
             await self._pause(deadline_ms)
+
+    def leader_epoch(self, partition: TopicIdPartition) -> LeaderEpoch | None:
+        """Return the leader epoch that this broker's image has of a partition, or None."""
+        registration = self._loader.image.partition(*partition)
+        return None if registration is None else registration.leader_epoch
 
     async def _pause(self, deadline_ms: int) -> None:
         """Wait for a new image, `REROUTE_PAUSE_MS` or the deadline, whichever comes first."""

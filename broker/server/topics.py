@@ -168,13 +168,17 @@ class TopicRequests:
         found = self._loader.image.topic(topic)
         if found is not None and found.is_created and partition < found.partitions_count:
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CATCH_UP_MS / 1000):
-                await self._loader.wait_for(await self._newest_offset())
+        await self.catch_up()
         if not self._loader.loaded.is_set():
             # Just started, and no controller answers: a topic missing in the image may well exist.
             text = f"this broker does not know yet whether topic {topic} exists"
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN)
+
+    async def catch_up(self) -> None:
+        """Wait up to `CATCH_UP_MS` for the active controller's newest image."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CATCH_UP_MS / 1000):
+                await self._loader.wait_for(await self._newest_offset())
 
     async def _newest_offset(self) -> MetadataOffset:
         """Return the committed end of the metadata log, once there is an active controller.

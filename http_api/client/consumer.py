@@ -80,7 +80,8 @@ class LinesPage:
 class StoredPage:
     """Stored lines exactly as in the log; a line about each batch precedes its lines.
 
-    ``{"batch":{"offset","next_offset","count","timestamp","key_format","value_format"}}``, then
+    ``{"batch":{"offset","next_offset","count","timestamp","key_format","value_format",
+    "leader_epoch"}}``, then
     ``count`` lines ``{"offset","timestamp"?,"headers"?,"key","value"}``. Formats: json (the text
     is the value), string, binary (base64).
     """

@@ -59,6 +59,10 @@ class RestCode(IntEnum):
     FORMAT_MISMATCH = 40601
     INSTANCE_EXISTS = 40902
     ILLEGAL_STATE = 40903
+    LOG_TRUNCATED = 40950
+    """The log does not hold what was read before the position that a reader names (KIP-320)."""
+    TOPIC_CHANGED = 40951
+    """The topic was deleted, and another one has its name."""
     FENCED_INSTANCE_ID = 40952
     OUT_OF_ORDER_SEQUENCE = 40904
     """The sequence of an idempotent produce leaves a gap; nothing was written."""
@@ -160,6 +164,8 @@ REST_STATUS: Mapping[ErrorCode, RestStatus] = {
     ErrorCode.SCHEMAS_NOT_SUPPORTED: RestStatus(422, RestCode.INVALID_SCHEMA),
     ErrorCode.UNREADABLE_RECORD: RestStatus(422, RestCode.JSON_CONVERSION),
     ErrorCode.INVALID_CONSUMER_CONFIG: RestStatus(422, RestCode.CONSUMER_CONFIG),
+    ErrorCode.LOG_TRUNCATED: RestStatus(409, RestCode.LOG_TRUNCATED),
+    ErrorCode.TOPIC_CHANGED: RestStatus(409, RestCode.TOPIC_CHANGED),
 }
 
 _NO_LEADER_FOUND = frozenset(

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from broker.record.batch import BatchError, RecordFormat
 from broker.record.compression import framed, framed_as_single
 from broker.record.render import array_of, batch_line, batch_pieces, render_v2
-from broker.server.requests import ACKS_ALL, FINAL, DirectProduce, RecordResult
+from broker.server.requests import (
+    ACKS_ALL,
+    FINAL,
+    UNKNOWN_EPOCH,
+    DirectProduce,
+    RecordResult,
+)
 from http_api.contract import v2
 from http_api.contract.errors import RestError
 from http_api.contract.media_types import (
@@ -34,6 +40,7 @@ from http_api.contract.media_types import (
     choose_reply,
 )
 from http_api.server.answers import SERVER
+from http_api.server.query_parameters import LEADER_EPOCH_MAX
 from http_api.server.request_parsing import OFFSET_MAX
 from http_api.server.routes.v2.fetch_records import (
     MANY_FRAMES,
@@ -54,7 +61,7 @@ from raft_metadata.common.errors import Outcome
 from raft_metadata.common.ids import PartitionId, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from broker.server.requests import FetchResult
     from http_api.server.answers import ApiContext, RequestIds
@@ -75,6 +82,10 @@ CACHE_KEY_LENGTH_MAX: Final = 1_024
 _PRODUCE = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})(?:/partitions/([0-9]{1,9}))?(?:\?(.+))?")
 _FETCH = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})/partitions/([0-9]{1,9})/records\?(.+)")
 BATCHES: Final = "batches"
+_FETCH_PARAMETERS = frozenset(
+    {"offset", "max_bytes", "timeout", "frames", "include", "leader_epoch", "seen_epoch"}
+)
+"""Parameters of a fetch that the lane takes; any other is left to the routes."""
 _DOTS = frozenset({".", ".."})
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _PRODUCE_HEAD = (
@@ -84,10 +95,11 @@ _PRODUCE_HEAD = (
 _FETCH_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nQuorumlog-High-Watermark: %d\r\n"
     b"Quorumlog-Log-Start-Offset: %d\r\nQuorumlog-Next-Offset: %d\r\nQuorumlog-Leader: %d\r\n"
-    b"Quorumlog-Leader-Epoch: %d\r\nQuorumlog-Topic-Id: %b\r\n%bContent-Length: %d\r\nDate: %b\r\n"
-    b"Server: " + SERVER.encode() + b"\r\nX-Request-Id: %b\r\n\r\n"
+    b"Quorumlog-Leader-Epoch: %d\r\nQuorumlog-Topic-Id: %b\r\n%b%bContent-Length: %d\r\n"
+    b"Date: %b\r\nServer: " + SERVER.encode() + b"\r\nX-Request-Id: %b\r\n\r\n"
 )
 _FAILED = b"%b\r\nContent-Length: %d\r\nDate: %b\r\nServer: %b\r\nX-Request-Id: %b\r\n\r\n%b"
+_NEXT_EPOCH = b"Quorumlog-Next-Leader-Epoch: %d\r\n"
 _VARY = b"Vary: Accept-Encoding\r\n"
 _ZSTD_HEAD = (
     b"Content-Encoding: " + ZSTD.encode() + b"\r\n" + _VARY + DECODED_LENGTH_HEADER.encode()
@@ -139,6 +151,8 @@ class FetchQuery(NamedTuple):
     offset: int
     max_bytes: int
     many_frames: bool
+    leader_epoch: int
+    seen_epoch: int
     batches: bool
     """True: a line about each batch precedes the batch's lines."""
 
@@ -369,6 +383,8 @@ class FastLane:
             readable_bytes(asked.max_bytes, many=asked.many_frames) if packed else asked.max_bytes,
             packed=packed,
             bare=content_type != V2_JSON and not asked.batches,
+            leader_epoch=asked.leader_epoch,
+            seen_epoch=asked.seen_epoch,
         )
         if found is None:
             return None
@@ -392,7 +408,7 @@ class FastLane:
         return [head, *pieces]
 
     def _read_fetch_query(self, text: str) -> FetchQuery | None:
-        query = _query(text, {"offset", "max_bytes", "timeout", "frames", "include"})
+        query = _query(text, _FETCH_PARAMETERS)
         if query is None:
             return None
         frames, include = query.pop("frames", None), query.pop("include", None)
@@ -403,14 +419,19 @@ class FastLane:
         offset = int(query.get("offset", -1))
         max_bytes = int(query.get("max_bytes", MAX_BYTES_DEFAULT))
         timeout_ms = int(query.get("timeout", FETCH_TIMEOUT_MS_DEFAULT))
+        leader_epoch = int(query.get("leader_epoch", UNKNOWN_EPOCH))
+        seen_epoch = int(query.get("seen_epoch", UNKNOWN_EPOCH))
         limits = self._limits
         if not (
             0 <= offset <= OFFSET_MAX
             and 1 <= max_bytes <= limits.max_fetch_bytes
             and timeout_ms <= limits.max_fetch_wait_ms
+            and max(leader_epoch, seen_epoch) <= LEADER_EPOCH_MAX
         ):
             return None
-        return FetchQuery(offset, max_bytes, frames == MANY_FRAMES, include == BATCHES)
+        return FetchQuery(
+            offset, max_bytes, frames == MANY_FRAMES, leader_epoch, seen_epoch, include == BATCHES
+        )
 
     def _takes_zstd(self, encoding: bytes | None) -> bool:
         if encoding is None:
@@ -439,7 +460,10 @@ class FastLane:
             result.leader_id,
             result.leader_epoch,
             topic.topic_id.encode(),
-            (b"" if url is None else b"Quorumlog-Leader-Url: %b\r\n" % url.encode()) + coding,
+            b"" if url is None else b"Quorumlog-Leader-Url: %b\r\n" % url.encode(),
+            coding
+            if result.next_leader_epoch == UNKNOWN_EPOCH
+            else _NEXT_EPOCH % result.next_leader_epoch + coding,
             sum(map(len, pieces)),
             self._http_date(),
             self._ids.of(request_id).encode(),
@@ -455,7 +479,7 @@ class FastLane:
         return self._date
 
 
-def _query(text: str, known: set[str]) -> dict[str, str] | None:
+def _query(text: str, known: Collection[str]) -> dict[str, str] | None:
     """Return the query's parameters; None if one is repeated, escaped or not in ``known``."""
     found: dict[str, str] = {}
     for pair in text.split("&") if text else ():

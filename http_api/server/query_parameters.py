@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from broker.server.requests import UNKNOWN_EPOCH
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.grammar import (
     POSITION_EXPECTED,
@@ -35,6 +36,7 @@ IGNORED_PREFIX: Final = "_"
 """First character of names without a meaning: clients add such parameters to pass by caches."""
 IGNORED_NAMED_MAX: Final = 32
 """Most ignored names in the header, to limit its size."""
+LEADER_EPOCH_MAX: Final = 2_147_483_647
 IGNORED_CHARS_MAX: Final = 100
 """Longest part of an ignored name in the header."""
 
@@ -113,6 +115,32 @@ def read_end(query: Mapping[str, str], start: Position) -> ReadEnd | None:
     if isinstance(start, FromTime) and until_ms is not None and until_ms < start.timestamp_ms:
         raise end_before_start("end_timestamp", until_ms, start.timestamp_ms)
     return end
+
+
+def offset_epoch(query: Mapping[str, str], position: Position) -> int:
+    """Return ``leader_epoch``, the epoch of the offset to read from (KIP-320); -1 without one.
+
+    Raises:
+        RestError: 400/40002 for a value that is no epoch, or beside another position.
+    """
+    epoch = _epoch(query, "leader_epoch")
+    if epoch != UNKNOWN_EPOCH and not isinstance(position, AtOffset):
+        text = "Parameter 'leader_epoch' belongs to an offset: expected it beside 'offset=N' only"
+        raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
+    return epoch
+
+
+def seen_epoch(query: Mapping[str, str]) -> int:
+    """Return ``seen_epoch``, the largest leader epoch that the reader has seen; -1 without one.
+
+    Raises:
+        RestError: 400/40002 for a value that is no epoch.
+    """
+    return _epoch(query, "seen_epoch")
+
+
+def _epoch(query: Mapping[str, str], name: str) -> int:
+    return query_integer(query, name, UNKNOWN_EPOCH, 0, LEADER_EPOCH_MAX)
 
 
 def end_before_start(name: str, end: int, start: int) -> RestError:

@@ -95,6 +95,8 @@ class ErrorCode(Enum):
     SCHEMAS_NOT_SUPPORTED = (10008, False, "schemas are not supported")
     UNREADABLE_RECORD = (10009, False, "a record can't be shown in this format")
     INVALID_CONSUMER_CONFIG = (10010, False, "a setting of the consumer instance is invalid")
+    LOG_TRUNCATED = (10020, False, "the log does not hold what was read before this position")
+    TOPIC_CHANGED = (10021, False, "another topic has this name now")
 
     def __init__(self, number: int, retriable: bool, message: str) -> None:  # noqa: FBT001 enum row
         self.number = number

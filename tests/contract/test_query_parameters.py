@@ -8,7 +8,10 @@ from tests.support.http_door import V3, Door
 
 RECORDS = "/topics/flights/partitions/0/records"
 INSTANCE = "/consumers/g/instances/i"
-READ = "frames, include, max_bytes, offset, rack, timeout, timestamp"
+READ = (
+    "frames, include, leader_epoch, max_bytes, offset, rack, seen_epoch, timeout, timestamp, "
+    "topic_id"
+)
 JSON_V2 = "application/vnd.kafka.json.v2+json"
 
 
@@ -22,7 +25,7 @@ JSON_V2 = "application/vnd.kafka.json.v2+json"
         ("GET", f"{INSTANCE}/records", "after, max_bytes, timeout"),
         ("POST", f"{INSTANCE}/offsets", "after, async"),
         ("GET", f"{V3}/topics/flights", "include_authorized_operations"),
-        ("GET", f"{V3}/topics/flights/partitions/0/offset", "offset_type"),
+        ("GET", f"{V3}/topics/flights/partitions/0/offset", "offset_type, seen_epoch"),
         ("GET", f"{V3}/brokers", "include"),
         ("GET", f"{V3}/metadata/log", "max, offset, timeout"),
     ],

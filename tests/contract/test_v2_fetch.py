@@ -49,6 +49,7 @@ async def test_headers_say_where_to_go_on_and_whom_to_ask(door: Door) -> None:
         "quorumlog-high-watermark": "2",
         "quorumlog-log-start-offset": "0",
         "quorumlog-next-offset": "2",
+        "quorumlog-next-leader-epoch": "4",
         "quorumlog-leader": "1",
         "quorumlog-leader-url": "http://127.0.0.1:8082",
         "quorumlog-leader-epoch": "4",
@@ -128,7 +129,7 @@ async def test_include_batches_says_once_per_batch_how_to_read_its_lines(door: D
 def batch_line(offset: int, form: str) -> bytes:
     return (
         f'{{"batch":{{"offset":{offset},"next_offset":{offset + 1},"count":1,'
-        f'"timestamp":{APPEND_MS},"key_format":"{form}","value_format":"{form}"}}}}'
+        f'"timestamp":{APPEND_MS},"key_format":"{form}","value_format":"{form}","leader_epoch":4}}}}'
     ).encode()
 
 

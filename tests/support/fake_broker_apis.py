@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, cast
 
 import orjson
 
+from broker.log.leader_epoch_cache import LeaderEpochCache
+from broker.log.read_positions import LogTruncatedError, find_divergence, next_epoch
 from broker.record.batch import HEADER_SIZE, BatchSlice, RecordFormat, parse_header
 from broker.record.compression import ZSTD, PackedSlice, lines_of, pack
 from broker.record.lines import encode_batches, key_view, oversized
 from broker.record.render import skip_lines, splice_timestamps
 from broker.record.values import partition_for_key
 from broker.server.health import ClusterHealth, Damage, judge, tally_partitions
+from broker.server.local_partitions import check_seen
 from broker.server.metadata_requests import MetadataLogPage, QuorumView
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_NONE,
+    UNKNOWN_EPOCH,
     DirectProduce,
     FetchRequest,
     FetchResult,
@@ -71,7 +75,39 @@ class FakePartition:
     end: int = 0
     zstd: bool = False
     """What is appended from now on is stored compressed."""
+    leader_epoch: int = 4
+    """Epoch of what is appended from now on."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # `EpochLog`
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.start
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.end
+
+    @property
+    def epoch_entries(self) -> list[tuple[int, int]]:
+        return self._epochs().entries
+
+    def epoch_at(self, offset: int) -> int:
+        return self._epochs().epoch_of(offset) if offset < self.end else -1
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        return self._epochs().end_offset_for(epoch, self.start, self.end)
+
+    def holds_record(self, from_offset: int, before_offset: int) -> bool:
+        return from_offset < min(before_offset, self.end)
+
+    def _epochs(self) -> LeaderEpochCache:
+        epochs = LeaderEpochCache()
+        for piece in self.slices:
+            epochs.assign(piece.header.leader_epoch, piece.first_offset)
+        epochs.truncate_from_start(self.start)
+        return epochs
 
 
 @dataclass
@@ -148,12 +184,16 @@ class FakeDirect:
         *,
         packed: bool = False,
         bare: bool = False,
+        leader_epoch: int = UNKNOWN_EPOCH,
+        seen_epoch: int = UNKNOWN_EPOCH,
     ) -> tuple[FetchResult, TopicImage] | None:
         apis = self._apis
         image, log = apis.image.topic(topic), apis.logs.get((topic, partition))
         if image is None or log is None or apis.held is not None or apis.fetch_error is not None:
             return None
-        if not log.start <= offset < log.end:
+        if not log.start <= offset < log.end or seen_epoch > log.leader_epoch:
+            return None
+        if leader_epoch != UNKNOWN_EPOCH and next_epoch(log, offset) not in {leader_epoch, -1}:
             return None
         self.taken += 1
         apis.requests.append(
@@ -163,6 +203,8 @@ class FakeDirect:
                 offset=offset,
                 max_bytes=max_bytes,
                 packed=packed,
+                leader_epoch=leader_epoch,
+                seen_epoch=seen_epoch,
             )
         )
         result = apis.result_of(log, offset, packed=packed)
@@ -367,7 +409,7 @@ class FakeBrokerApis:
             key_format=key,
             value_format=value,
             base_offset=log.end,
-            leader_epoch=4,
+            leader_epoch=log.leader_epoch,
             append_timestamp=APPEND_MS,
             durable_end=log.end,
             codec=ZSTD,
@@ -396,10 +438,17 @@ class FakeBrokerApis:
         if self.fetch_error is not None:
             raise self.fetch_error
         log = self.logs[request.topic, request.partition]
+        if request.topic_id not in {None, self.image.topic_ids[request.topic]}:
+            raise KafkaError(ErrorCode.TOPIC_CHANGED)
         offset = request.offset
         if offset is None:
             assert request.timestamp_ms is not None
             offset = self._first_at(log, request.timestamp_ms)
+        check_seen(LeaderEpoch(log.leader_epoch), request.seen_epoch)
+        if request.leader_epoch != UNKNOWN_EPOCH:
+            divergence = find_divergence(log, offset, request.leader_epoch)
+            if divergence is not None:
+                raise LogTruncatedError(offset, request.leader_epoch, divergence)
         if not log.start <= offset <= log.end:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -443,13 +492,21 @@ class FakeBrokerApis:
             high_watermark=log.end,
             log_start_offset=log.start,
             next_offset=found[-1].next_offset if found else offset,
+            next_leader_epoch=next_epoch(log, found[-1].next_offset if found else offset),
             leader_id=BrokerId(1),
-            leader_epoch=LeaderEpoch(4),
+            leader_epoch=LeaderEpoch(log.leader_epoch),
         )
 
-    async def offsets(self, topic: TopicName, partition: PartitionId) -> OffsetsResult:
+    async def offsets(
+        self, topic: TopicName, partition: PartitionId, seen_epoch: int = UNKNOWN_EPOCH
+    ) -> OffsetsResult:
         log = self.logs[topic, partition]
-        return OffsetsResult(beginning_offset=log.start, end_offset=log.end)
+        check_seen(LeaderEpoch(log.leader_epoch), seen_epoch)
+        return OffsetsResult(
+            beginning_offset=log.start,
+            end_offset=log.end,
+            end_leader_epoch=next_epoch(log, log.end),
+        )
 
     async def delete_records(self, topic: TopicName, partition: PartitionId, before: int) -> int:
         log = self.logs[topic, partition]

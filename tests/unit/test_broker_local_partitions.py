@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.log.read_positions import Divergence, DivergenceCause, LogTruncatedError
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
+from broker.server import peer_codec
 from broker.server.local_partitions import Append, Read
 from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE
 from raft_metadata.common.clock import SystemClock
@@ -84,6 +86,54 @@ async def test_rule_r8_out_of_range_only_with_proof_of_leading(here: Here) -> No
     with pytest.raises(KafkaError) as caught:
         await here.local.fetch(read(3))
     assert caught.value.code is ErrorCode.OFFSET_NOT_AVAILABLE
+
+
+async def test_invariant_g16_a_position_of_another_log_is_refused_with_proof_of_leading(
+    here: Here,
+) -> None:
+    here.manager.on_metadata_update(image(1, (ME,)))
+    await here.local.append(records(4, ACKS_LEADER))
+    here.manager.on_metadata_update(image(3, (ME,)))
+    await here.local.append(records(2, ACKS_LEADER))
+    position = dataclasses.replace(read(5), leader_epoch=1)
+    with pytest.raises(LogTruncatedError) as caught:
+        await here.local.fetch(position)
+    assert caught.value.divergence == Divergence(DivergenceCause.TRUNCATED, 4, 1)
+    assert here.local.fetch_directly(HERE, 5, 1_000, leader_epoch=1) is None
+    head, payload = peer_codec.split_body(peer_codec.encode_truncated(caught.value))
+    assert not payload
+    assert peer_codec.truncated_in(head).divergence == caught.value.divergence
+    here.proven[0] = False
+    with pytest.raises(KafkaError) as uncertain:
+        await here.local.fetch(position)
+    assert uncertain.value.code is ErrorCode.OFFSET_NOT_AVAILABLE
+
+
+async def test_invariant_g16_the_epoch_of_an_offset_is_that_of_the_record_before_it(
+    here: Here,
+) -> None:
+    here.manager.on_metadata_update(image(1, (ME,)))
+    await here.local.append(records(4, ACKS_LEADER))
+    here.manager.on_metadata_update(image(3, (ME,)))
+    assert (await here.local.fetch(read(4))).next_leader_epoch == 1, "no record is of epoch 3 yet"
+    await here.local.append(records(2, ACKS_LEADER))
+    found = await here.local.fetch(read(0))
+    assert (found.next_offset, found.next_leader_epoch, found.leader_epoch) == (6, 3, 3)
+    directly = here.local.fetch_directly(HERE, 4, 1_000, leader_epoch=1, seen_epoch=3)
+    assert directly is not None
+    assert directly.next_leader_epoch == 3
+    assert here.local.offsets(HERE).end_leader_epoch == 3
+
+
+async def test_rule_r8_a_leader_older_than_one_that_was_seen_refuses(here: Here) -> None:
+    here.manager.on_metadata_update(image(1, (ME,)))
+    await here.local.append(records(1, ACKS_LEADER))
+    with pytest.raises(KafkaError) as caught:
+        await here.local.fetch(dataclasses.replace(read(0), seen_epoch=2))
+    assert caught.value.code is ErrorCode.UNKNOWN_LEADER_EPOCH
+    with pytest.raises(KafkaError):
+        here.local.offsets(HERE, 2)
+    assert here.local.fetch_directly(HERE, 0, 1_000, seen_epoch=2) is None
 
 
 async def test_acks_all_waits_for_the_other_member_and_times_out_unknown(here: Here) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T, ZERO = TopicName("flights"), PartitionId(0)
 LEADER = BrokerId(1)
-ENDS = peer_codec.join_body({"beginning_offset": 3, "end_offset": 9})
+ENDS = peer_codec.join_body({"beginning_offset": 3, "end_offset": 9, "end_leader_epoch": 1})
 
 
 class SetClock(SystemClock):

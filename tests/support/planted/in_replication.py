@@ -416,7 +416,7 @@ def _leaver_counts(patch: Patch) -> None:
     first=16,
 )
 def _latest_at_once(patch: Patch) -> None:
-    def offsets(self: LocalPartitions, place: Any) -> OffsetsResult:
+    def offsets(self: LocalPartitions, place: Any, _seen_epoch: int = -1) -> OffsetsResult:
         replica, _ = self.leading(place)
         return OffsetsResult(
             beginning_offset=replica.log.log_start_offset,

@@ -10,6 +10,7 @@ same helpers.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,7 +29,7 @@ from broker.record.render import (
 )
 from broker.record.values import RecordNotJsonError
 from broker.server.local_partitions import split_packed
-from broker.server.requests import FetchRequest
+from broker.server.requests import UNKNOWN_EPOCH, FetchRequest
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.grammar import AtOffset, Earliest, FromTime, LastRecords, Latest
 from http_api.contract.media_types import (
@@ -44,7 +45,14 @@ from http_api.contract.media_types import (
 )
 from http_api.server.answers import ERROR_TYPE, reply
 from http_api.server.image_lookup import find_topic, partition_not_found, topic_not_found
-from http_api.server.query_parameters import ReadEnd, end_before_start, read_end, read_start
+from http_api.server.query_parameters import (
+    ReadEnd,
+    end_before_start,
+    offset_epoch,
+    read_end,
+    read_start,
+    seen_epoch,
+)
 from http_api.server.request_parsing import (
     accept_of,
     bad_parameter,
@@ -54,11 +62,13 @@ from http_api.server.request_parsing import (
     topic_name,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import TopicId
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
 
     from broker.record.batch import BatchSlice
+    from broker.record.compression import Piece
     from broker.server.requests import FetchResult, OffsetsResult
     from http_api.contract.grammar import Position
     from http_api.server.answers import ApiContext
@@ -79,6 +89,9 @@ PARAMETERS = (
     "include",
     "frames",
     "rack",
+    "leader_epoch",
+    "seen_epoch",
+    "topic_id",
 )
 TIMEOUT_MS_DEFAULT = 1_000
 MAX_BYTES_DEFAULT = 1_048_576
@@ -86,6 +99,7 @@ POSITION_ATTEMPTS = 3
 """Most look-ups of the log's ends for one read, if they move between a look-up and the read."""
 MANY_FRAMES = "many"
 """Value of ``frames``: the reader decodes several zstd frames in a row."""
+TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 RACK_HEADER = "Quorumlog-Rack"
 MAX_RACK_CHARACTERS = 255
 SEPARATE_WRITE_BYTES = 65_536
@@ -237,6 +251,9 @@ class FetchRoutes:
             ),
             rack=_rack(request),
             packed=packed,
+            leader_epoch=offset_epoch(query, position),
+            seen_epoch=seen_epoch(query),
+            topic_id=_topic_id(query),
         )
 
     def _headers(self, result: FetchResult, content_type: str, topic: TopicImage) -> dict[str, str]:
@@ -253,6 +270,8 @@ class FetchRoutes:
         url = leader_url(self._apis.image, result.leader_id)
         if url is not None:
             headers["Quorumlog-Leader-Url"] = url
+        if result.next_leader_epoch != UNKNOWN_EPOCH:
+            headers["Quorumlog-Next-Leader-Epoch"] = str(result.next_leader_epoch)
         return headers
 
     def _served_by(self, result: FetchResult) -> dict[str, str]:
@@ -278,11 +297,15 @@ async def _found(fetch: FetchRequest, answer: Awaitable[A]) -> A:
 
 def _before(result: FetchResult, bound: int) -> FetchResult:
     """Return the records of a result below an offset."""
-    return replace(
-        result,
-        slices=before_offset(result.slices, bound),
-        next_offset=min(result.next_offset, bound),
-    )
+    if result.next_offset <= bound:
+        return result
+    slices = before_offset(result.slices, bound)
+    return replace(result, slices=slices, next_offset=bound, next_leader_epoch=_last_epoch(slices))
+
+
+def _last_epoch(pieces: Sequence[Piece]) -> int:
+    """Return the leader epoch of the last record; -1 without one."""
+    return pieces[-1].header.leader_epoch if pieces else UNKNOWN_EPOCH
 
 
 def _bound_headers(result: FetchResult, bound: int) -> dict[str, str]:
@@ -312,7 +335,13 @@ def in_one_frame(result: FetchResult) -> FetchResult:
     """
     kept = fits_one_frame(result.packed)
     slices, packed = split_packed(kept)
-    return replace(result, slices=slices, packed=packed, next_offset=kept[-1].next_offset)
+    return replace(
+        result,
+        slices=slices,
+        packed=packed,
+        next_offset=kept[-1].next_offset,
+        next_leader_epoch=_last_epoch(kept),
+    )
 
 
 def _body(
@@ -364,6 +393,13 @@ def _rack(request: web.Request) -> str | None:
     if rack is not None and not 0 < len(rack) <= MAX_RACK_CHARACTERS:
         raise bad_parameter("rack", rack[:20], f"1 to {MAX_RACK_CHARACTERS} characters")
     return rack
+
+
+def _topic_id(query: Mapping[str, str]) -> TopicId | None:
+    topic_id = query.get("topic_id")
+    if topic_id is not None and not TOPIC_ID.fullmatch(topic_id):
+        raise bad_parameter("topic_id", topic_id, "22 characters, as in Quorumlog-Topic-Id")
+    return None if topic_id is None else TopicId(topic_id)
 
 
 def _offset_of(position: Earliest | Latest | LastRecords, ends: OffsetsResult) -> int:

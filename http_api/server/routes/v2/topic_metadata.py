@@ -11,6 +11,7 @@ from http_api.contract.errors import RestCode
 from http_api.contract.media_types import V2, V2_REPLIES
 from http_api.server.answers import json_reply
 from http_api.server.image_lookup import NOT_HOSTED, live_brokers, partition_or_404, topic_or_404
+from http_api.server.query_parameters import seen_epoch
 from http_api.server.request_parsing import check_accept, partition_id, topic_name
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
@@ -33,10 +34,11 @@ class MetadataRoutes:
             "/topics/{topic}": self.topic,
             "/topics/{topic}/partitions": self.partitions,
             "/topics/{topic}/partitions/{partition}": self.partition,
-            "/topics/{topic}/partitions/{partition}/offsets": self.offsets,
         }
         for path, handler in handlers.items():
             router.add("GET", path, handler, V2)
+        path = "/topics/{topic}/partitions/{partition}/offsets"
+        router.add("GET", path, self.offsets, V2, ("seen_epoch",))
 
     async def brokers(self, request: web.Request) -> web.Response:
         """Answer the ids of the live brokers."""
@@ -75,7 +77,7 @@ class MetadataRoutes:
         name, number = topic_name(topic), partition_id(partition)
         found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
         partition_or_404(found, number)
-        ends = await self._apis.offsets(name, number)
+        ends = await self._apis.offsets(name, number, seen_epoch(request.query))
         return _reply(request, v2.offsets(ends.beginning_offset, ends.end_offset))
 
 

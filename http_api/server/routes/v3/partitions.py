@@ -16,6 +16,7 @@ from http_api.contract.media_types import JSON
 from http_api.contract.resources import AddingReplica, PartitionInfo, ReassignmentInfo
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import each_partition, find_partition, topic_or_404
+from http_api.server.query_parameters import seen_epoch
 from http_api.server.request_parsing import (
     bad_parameter,
     broker_id,
@@ -71,7 +72,7 @@ class PartitionRoutes(V3Routes):
         self._add(router, "GET", partitions, self.list_partitions)
         self._add(router, "GET", partitions + "/{partition}", self.describe)
         path = partitions + "/{partition}/offset"
-        self._add(router, "GET", path, self.offset, parameters=("offset_type",))
+        self._add(router, "GET", path, self.offset, parameters=("offset_type", "seen_epoch"))
         self._add(router, "POST", partitions + "/{partition}:delete-records", self.delete_records)
         self._add(router, "POST", partitions + "/{partition}/leader:elect", self.elect)
         self._add(router, "GET", partitions + "/{partition}/replicas", self.list_replicas)
@@ -119,7 +120,7 @@ class PartitionRoutes(V3Routes):
         if offset_type not in OFFSET_TYPES:
             raise bad_parameter("offset_type", offset_type, "earliest or latest")
         name, info = await self._find(topic, partition)
-        ends = await self._apis.offsets(name, partition_id(partition))
+        ends = await self._apis.offsets(name, partition_id(partition), seen_epoch(request.query))
         return v3.partition_offsets(
             self._links, name, info.partition, ends.beginning_offset, ends.end_offset
         )
