@@ -10,11 +10,13 @@ newer one back; only a recorded seek does (rule G4).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from broker.coordinator.group_messages import CommitGroup, GroupOffset
 from broker.coordinator.group_state import Group, GroupsState, Instance, Session, Topics, is_present
 from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, OffsetValue, SeekKey
+from broker.log.leader_epoch_cache import NO_EPOCH
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, TopicPartition
 
@@ -49,7 +51,7 @@ def undelivered_here(
         partition = TopicPartition(one.topic, one.partition)
         if partition in member.owned and session.position(partition, topics) is None:
             start = group.restart(member, partition, topics)
-            if start is None or one.offset >= start:
+            if start is None or one.offset >= start.offset:
                 found.append(partition)
     return found
 
@@ -70,7 +72,7 @@ def commit_offsets(
     group, instance, session = state.find(key)
     plus = 0 if instance.value.settings.strimzi else 1
     stored = [
-        GroupOffset(one.topic, one.partition, one.offset + plus, one.metadata) for one in offsets
+        _with_epoch(replace(one, offset=one.offset + plus), session, topics) for one in offsets
     ]
     _check(stored, topics, lowest=plus)
     check_may_commit(state, key)
@@ -119,7 +121,11 @@ def commit_without_instance(
     session = state.sessions[InstanceKey(request.group, member.name)]
     for one in request.offsets:
         _check_member(group, member, session, one, topics, high_watermarks)
-    news = [one for one in request.offsets if _is_newer(group, member, one, topics)]
+    news = [
+        _with_epoch(one, session, topics)
+        for one in request.offsets
+        if _is_newer(group, member, one, topics)
+    ]
     _record(state, group, news, member.name, topics)
 
 
@@ -173,10 +179,13 @@ def has_uncommitted(
 def _commit_ends(
     state: GroupsState, key: InstanceKey, ends: dict[TopicPartition, int], topics: Topics
 ) -> None:
-    group, instance, _ = state.find(key)
+    group, instance, session = state.find(key)
     if not instance.value.is_subscribed and group.members:
         return  # as `check_may_commit`, but without a request to refuse
-    rows = [GroupOffset(*partition, offset) for partition, offset in ends.items()]
+    rows = [
+        _with_epoch(GroupOffset(*partition, offset), session, topics)
+        for partition, offset in ends.items()
+    ]
     news = [
         one
         for one in rows
@@ -227,7 +236,8 @@ def _check_member(
     elif partition in high_watermarks:
         reached = high_watermarks[partition]
     else:
-        reached = group.restart(instance, partition, topics)
+        start = group.restart(instance, partition, topics)
+        reached = None if start is None else start.offset
     if reached is None or one.offset > reached:
         text = (
             f"commit past what was delivered: {where} was delivered up to {reached}, not up to "
@@ -253,6 +263,15 @@ def _is_newer(
     return one.offset > committed.offset or (same and one.offset == committed.offset)
 
 
+def _with_epoch(one: GroupOffset, session: Session, topics: Topics) -> GroupOffset:
+    """Return an offset to commit with its epoch: the client's, else as it was delivered."""
+    if one.leader_epoch != NO_EPOCH:
+        return one
+    position = session.position(TopicPartition(one.topic, one.partition), topics)
+    epoch = NO_EPOCH if position is None else position.epoch_of(one.offset)
+    return replace(one, leader_epoch=epoch)
+
+
 def _record(
     state: GroupsState,
     group: Group,
@@ -267,6 +286,7 @@ def _record(
             metadata=one.metadata,
             instance=instance,
             committed_ms=state.trusted_ms,
+            leader_epoch=one.leader_epoch,
         )
         reader = None if instance is None else group.instances.get(instance)
         sought = reader is not None and TopicPartition(one.topic, one.partition) in reader.seeks

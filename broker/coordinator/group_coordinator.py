@@ -59,6 +59,7 @@ from broker.coordinator.group_state import (
     Topics,
 )
 from broker.coordinator.instances import topic_names
+from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.reader import DataReader, InstanceReader, Proof
 from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
 from broker.coordinator.shard import OffsetsRetention, Shard, ShardLog
@@ -119,6 +120,7 @@ def describe_group(
             _describe_member(group.instances[instance], topics)
             for instance in sorted(group.instances)
         ),
+        moved=tuple(state.moves.get(name, ())),
     )
 
 
@@ -169,7 +171,7 @@ def committed_offsets(
     group, instance, _ = state.find(key)
     wanted = tuple(sorted(instance.assignment)) if partitions is None else partitions
     return tuple(
-        GroupOffset(*partition, found.offset, found.metadata)
+        GroupOffset(*partition, found.offset, found.metadata, found.leader_epoch)
         for partition in wanted
         if (found := group.committed(partition, topics)) is not None
     )
@@ -183,7 +185,9 @@ def group_offsets(
     if group is None:
         return ()
     rows = {
-        partition: GroupOffsetRow(*partition, found.offset, found.metadata, None)
+        partition: GroupOffsetRow(
+            *partition, found.offset, found.metadata, None, leader_epoch=found.leader_epoch
+        )
         for partition in group.offsets
         if (found := group.committed(partition, topics)) is not None
     }
@@ -193,7 +197,7 @@ def group_offsets(
                 start = group.restart(one, partition, topics)
                 if start is not None:
                     rows[partition] = GroupOffsetRow(
-                        *partition, start, "", None, is_committed=False
+                        *partition, start.offset, "", None, False, start.leader_epoch
                     )
     return tuple(
         rows[partition]
@@ -211,9 +215,12 @@ def positions(state: GroupsState, key: InstanceKey, topics: Topics) -> tuple[Gro
     found = []
     for partition in sorted(instance.assignment):
         position = session.position(partition, topics)
-        offset = group.restart(instance, partition, topics) if position is None else position.next
-        if offset is not None:
-            found.append(GroupOffset(*partition, offset))
+        place = group.restart(instance, partition, topics)
+        if position is not None:
+            place = OffsetAndEpoch(position.next, position.epoch_of(position.next))
+        if place is not None:
+            offset, epoch = place
+            found.append(GroupOffset(*partition, offset, leader_epoch=epoch))
     return tuple(found)
 
 
@@ -499,13 +506,13 @@ class GroupCoordinator:
         shard: Shard,
         key: InstanceKey,
         unresolved: Callable[[GroupsState], list[TopicPartition]],
-    ) -> dict[TopicPartition, int]:
-        """Return start offsets for the partitions that have none on return (rule G2).
+    ) -> dict[TopicPartition, OffsetAndEpoch]:
+        """Return starts for the partitions that have none on return (rule G2).
 
         Starts that the group had may be dropped, with their last reader, while others are resolved.
         """
         generation = shard.generation
-        starts: dict[TopicPartition, int] = {}
+        starts: dict[TopicPartition, OffsetAndEpoch] = {}
         while True:
             state = shard.state(generation)
             missing = [one for one in unresolved(state) if one not in starts]
@@ -591,24 +598,25 @@ class GroupCoordinator:
         self._call(shard, key, done=False)
         asked = {TopicPartition(one.topic, one.partition): one for one in request.targets}
         instances.check_seek(shard.state(), key, asked, self._topics)
-        targets = {place: await self._offset_of(one) for place, one in asked.items()}
+        targets = {place: await self._place_of(one) for place, one in asked.items()}
         topics = self._topics
         shard.decide(lambda state: instances.seek(state, key, targets, topics), generation)
         await shard.settled()
 
-    async def _offset_of(self, target: SeekTarget) -> int:
+    async def _place_of(self, target: SeekTarget) -> OffsetAndEpoch:
         place = TopicPartition(target.topic, target.partition)
         match target.to:
             case Edge():
                 ends = await self._data.ends(place)
-                return ends.beginning if target.to is Edge.BEGINNING else ends.end
+                at_start = target.to is Edge.BEGINNING
+                return OffsetAndEpoch(ends.beginning) if at_start else ends.latest
             case AtTime():
-                return await self._data.offset_at(place, target.to.timestamp_ms)
+                return OffsetAndEpoch(await self._data.offset_at(place, target.to.timestamp_ms))
             case _:
                 if target.to < 0:
                     text = f"offset {target.to} of {target.topic}-{target.partition} is negative"
                     raise KafkaError(ErrorCode.INVALID_REQUEST, text)
-                return target.to
+                return OffsetAndEpoch(target.to, target.leader_epoch)
 
     async def _know_topics(self, names: list[TopicName] | tuple[TopicName, ...]) -> None:
         """Wait once for a topic that another broker created a moment ago."""

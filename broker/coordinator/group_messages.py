@@ -10,11 +10,12 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import orjson
 
+from broker.log.leader_epoch_cache import NO_EPOCH
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -27,6 +28,10 @@ from raft_metadata.common.ids import (
 
 A = TypeVar("A")
 
+MOVES_KEPT = 10
+"""Moved positions that a group's description names."""
+MOVES_TOLD_MAX = 32
+"""Most moved positions that one answer names; one more read tells the next ones."""
 SCHEMA_FORMATS = frozenset({"avro", "jsonschema", "protobuf"})
 """Formats that are accepted when an instance is created and refused when it reads."""
 FORMATS = frozenset({"binary", "json"}) | SCHEMA_FORMATS
@@ -90,6 +95,8 @@ class SeekTarget:
     topic: TopicName
     partition: PartitionId
     to: int | Edge | AtTime
+    leader_epoch: int = NO_EPOCH
+    """Epoch of the offset in ``to``, if the client knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,22 @@ class GroupOffset:
     partition: PartitionId
     offset: int
     metadata: str = ""
+    leader_epoch: int = NO_EPOCH
+    """Epoch of the offset as it is stored: that of the record right before it; -1: not known."""
+
+
+class Move(NamedTuple):
+    """A position that was moved: the log does not hold it, or the records before it, any more."""
+
+    instance: InstanceId
+    topic: TopicName
+    partition: PartitionId
+    from_offset: int
+    to_offset: int
+    cause: str
+    """``truncated``, ``diverged`` or ``out_of_range``."""
+    time_ms: int
+    """Wall time of the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +137,8 @@ class GroupOffsetRow:
     """The high watermark; None if the topic is deleted or its leader did not answer."""
     is_committed: bool = True
     """False for the start of a partition that an instance reads and never committed."""
+    leader_epoch: int = NO_EPOCH
+    """See `GroupOffset.leader_epoch`."""
 
     @property
     def lag(self) -> int | None:
@@ -219,6 +244,8 @@ class PolledRecords:
     """The read token of this answer (rule G5)."""
     is_resumed: bool = False
     """True if the token was of an earlier coordinator: reading went on from the commit."""
+    moved: tuple[Move, ...] = ()
+    """Positions that were moved since the last answer, at most `MOVES_TOLD_MAX`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,6 +393,8 @@ class GroupDescription:
     coordinator: BrokerId
     group_epoch: int
     members: tuple[MemberDescription, ...]
+    moved: tuple[Move, ...] = ()
+    """The last positions that were moved, oldest first, at most `MOVES_KEPT`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,8 +458,9 @@ def encode_answer(answer: object) -> bytes:
             "format": answer.format,
             "token": answer.token,
             "is_resumed": answer.is_resumed,
+            "moved": answer.moved,
         }
-        return _join(b'{"answer":%b}' % orjson.dumps(head), answer.body)
+        return _join(b'{"answer":%b}' % orjson.dumps(head, default=_plain), answer.body)
     return _join(b'{"answer":%b}' % orjson.dumps(answer, default=_plain))
 
 
@@ -447,6 +477,7 @@ def decode_answer(request: GroupRequest[T], body: bytes) -> T:
             format=found["format"],
             token=found["token"],
             is_resumed=found["is_resumed"],
+            moved=msgspec.convert(found["moved"], tuple[Move, ...]),
         )
     elif cls is not None:
         answer = msgspec.convert(found, cls)

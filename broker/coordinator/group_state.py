@@ -7,11 +7,14 @@ continues from the committed offset (rule G2).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.coordinator.assignors import UNIFORM, ReplicaRacks, choose_assignor
-from broker.coordinator.read_tokens import ReadPosition, ReadTokens
+from broker.coordinator.group_messages import MOVES_KEPT, Move
+from broker.coordinator.positions import OffsetAndEpoch, ReadPosition
+from broker.coordinator.read_tokens import ReadTokens
 from broker.coordinator.records import (
     GroupKey,
     GroupRecord,
@@ -81,6 +84,8 @@ class Session:
     auto_committed_ms: int = 0
     revoking_since_ms: int | None = None
     """Judge time since which it owns partitions that it must give up; None if there are none."""
+    untold_moves: list[Move] = field(default_factory=list)
+    """Moves of its positions that no answer has named yet; at most one for each partition."""
     rotation: int = 0
     """Index of the partition with which its next read begins, modulo their number."""
     ended: bool = False
@@ -162,15 +167,17 @@ class Group:
         found = self.offsets.get(partition)
         return found if found is not None and is_present(partition, found, topics) else None
 
-    def restart(self, instance: Instance, partition: TopicPartition, topics: Topics) -> int | None:
-        """Return the offset at which an instance begins: its seek, commit, or resolved start."""
+    def restart(
+        self, instance: Instance, partition: TopicPartition, topics: Topics
+    ) -> OffsetAndEpoch | None:
+        """Return the place at which an instance begins: its seek, commit, or resolved start."""
         for found in (
             instance.seeks.get(partition),
             self.offsets.get(partition),
             self.starts.get(partition),
         ):
             if found is not None and is_present(partition, found, topics):
-                return found.offset
+                return OffsetAndEpoch(found.offset, found.leader_epoch)
         return None
 
 
@@ -207,6 +214,8 @@ class GroupsState:
         """Wall time of the present decision; None while this broker's clock is not trusted."""
         self.to_check: list[GroupId] = []
         """Groups that are still to be looked through for expired offsets in this round."""
+        self.moves: dict[GroupId, deque[Move]] = {}
+        """The last `MOVES_KEPT` moved positions of each group that exists. Soft state."""
         self.judge_ms = 0
         """Time by which sessions are judged, in ms: it stands still while this process does, or
         can't record (rule M7)."""
@@ -270,6 +279,7 @@ class GroupsState:
             return
         self.forgotten_epoch = max(self.forgotten_epoch, group.epoch)
         self.groups_in_use -= bool(group.instances)
+        self.moves.pop(group.name, None)
         del self.groups[group.name]
 
     def _fold_instance(self, group: Group, key: InstanceKey, value: object) -> None:
@@ -307,6 +317,15 @@ class GroupsState:
             instance.seeks[partition] = value
         else:
             instance.seeks.pop(partition, None)
+
+    def note_move(self, group: GroupId, session: Session, move: Move) -> None:
+        """Keep a move for the session's next answer and for the group's description."""
+        place = (move.topic, move.partition)
+        session.untold_moves = [
+            one for one in session.untold_moves if (one.topic, one.partition) != place
+        ]
+        session.untold_moves.append(move)
+        self.moves.setdefault(group, deque(maxlen=MOVES_KEPT)).append(move)
 
     # ---- look-up
 

@@ -18,6 +18,7 @@ from broker.coordinator.group_messages import (
     FORMATS,
     ConsumerSettings,
     CreateInstance,
+    Move,
     OffsetReset,
     Subscribe,
 )
@@ -34,7 +35,8 @@ from broker.coordinator.membership import (
     take_seat,
     vacate_seat,
 )
-from broker.coordinator.read_tokens import Held, ReadPosition
+from broker.coordinator.positions import OffsetAndEpoch, ReadPosition, position_at
+from broker.coordinator.read_tokens import Held
 from broker.coordinator.rebalance import (
     compiled_pattern,
     drop_unused_starts,
@@ -246,7 +248,7 @@ def unresolved_partitions(
 def subscribe(
     state: GroupsState,
     request: Subscribe,
-    starts: Mapping[TopicPartition, int],
+    starts: Mapping[TopicPartition, OffsetAndEpoch],
     topics: Topics,
 ) -> None:
     """Join the group or change the subscription, at once, so that the first read has partitions."""
@@ -294,7 +296,7 @@ def assign(
     state: GroupsState,
     key: InstanceKey,
     partitions: tuple[TopicPartition, ...],
-    starts: Mapping[TopicPartition, int],
+    starts: Mapping[TopicPartition, OffsetAndEpoch],
     topics: Topics,
 ) -> None:
     """Assign exactly these partitions by hand; recorded before the answer (rule G2)."""
@@ -310,28 +312,41 @@ def assign(
 
 
 def record_starts(
-    state: GroupsState, key: InstanceKey, starts: Mapping[TopicPartition, int], topics: Topics
+    state: GroupsState,
+    key: InstanceKey,
+    starts: Mapping[TopicPartition, OffsetAndEpoch],
+    topics: Topics,
 ) -> None:
-    """Record resolved start offsets, before they are used (rule G2)."""
+    """Record resolved starts, before they are used (rule G2)."""
     group, _, _ = state.find(key)
-    for partition, offset in sorted(starts.items()):
+    for partition, place in sorted(starts.items()):
         if partition.topic in topics:
-            record_start(state, group, partition, offset, topics)
+            record_start(state, group, partition, place, topics)
 
 
 def seek(
     state: GroupsState,
     key: InstanceKey,
-    targets: Mapping[TopicPartition, int],
+    targets: Mapping[TopicPartition, OffsetAndEpoch],
     topics: Topics,
 ) -> None:
     """Move positions; they are remembered until the next commit (rule G2)."""
     check_seek(state, key, targets, topics)
     _, _, session = state.find(key)
-    for partition, offset in targets.items():
+    for partition, place in targets.items():
         topic_id = topics[partition.topic].topic_id
-        state.apply(GroupRecord(SeekKey(*key, *partition), SeekValue(topic_id, offset)))
-        session.positions[partition] = ReadPosition(offset, topic_id)
+        state.apply(GroupRecord(SeekKey(*key, *partition), SeekValue(topic_id, *place)))
+        session.positions[partition] = position_at(place, topic_id)
+
+
+def follow_move(
+    state: GroupsState, key: InstanceKey, move: Move, leader_epoch: int, topics: Topics
+) -> None:
+    """Go on reading where a move says, record that as a seek, and keep the move to be told."""
+    _, _, session = state.find(key)
+    place = OffsetAndEpoch(move.to_offset, leader_epoch)
+    seek(state, key, {TopicPartition(move.topic, move.partition): place}, topics)
+    state.note_move(key.group, session, move)
 
 
 def check_seek(
@@ -430,10 +445,10 @@ def position_of(
     group, instance, session = state.find(key)
     position = session.position(partition, topics)
     if position is None:
-        offset = group.restart(instance, partition, topics)
-        if offset is None:
+        place = group.restart(instance, partition, topics)
+        if place is None:
             return None
-        position = ReadPosition(offset, topics[partition.topic].topic_id)
+        position = position_at(place, topics[partition.topic].topic_id)
         session.positions[partition] = position
     return position
 

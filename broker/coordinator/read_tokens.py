@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from broker.coordinator.positions import ReadPosition
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import TopicId, TopicPartition
+from raft_metadata.common.ids import TopicPartition
 
 NOTHING_HELD = "0"
 """The token of a client that holds no answer."""
@@ -29,25 +30,6 @@ ANSWERS_KEPT = 4
 """Most answers since the newest acknowledged one that can still be acknowledged. A client has one
 read under way, so there is more than one only where answers were lost."""
 _TOKEN = re.compile(r"([0-9a-z.]{1,40})-([0-9]{1,15})")
-
-
-@dataclass(slots=True, eq=False)
-class ReadPosition:
-    """The next offset that an instance reads in a partition of the topic with ``topic_id``."""
-
-    next: int
-    topic_id: TopicId
-    delivered: bool = False
-    """True if records were delivered since the position was last set."""
-    confirmed: int | None = None
-    """Automatic commits may cover what is below: the client is known to hold it."""
-    sent: int = 0
-    """The offset behind the last record that was ever delivered from this position."""
-
-    @property
-    def reached(self) -> int:
-        """The offset up to which the instance may commit."""
-        return max(self.next, self.sent)
 
 
 class DeliveredPart(NamedTuple):

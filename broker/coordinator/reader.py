@@ -9,25 +9,47 @@ ports name what it needs of the broker; ``broker.server`` implements them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.coordinator import instances
-from broker.coordinator.group_messages import SCHEMA_FORMATS, OffsetReset, Poll, PolledRecords
+from broker.coordinator.group_messages import (
+    MOVES_TOLD_MAX,
+    SCHEMA_FORMATS,
+    Move,
+    OffsetReset,
+    Poll,
+    PolledRecords,
+)
 from broker.coordinator.group_state import GroupsState, Instance, Session, Topics
-from broker.coordinator.read_tokens import DeliveredPart, Held, ReadPosition
+from broker.coordinator.positions import (
+    EpochSpan,
+    OffsetAndEpoch,
+    ReadPosition,
+    Spans,
+    joined,
+    move_of,
+    place_after,
+)
+from broker.coordinator.read_tokens import DeliveredPart, Held
 from broker.coordinator.records import InstanceKey
 from broker.coordinator.shard import Shard
+from broker.log.leader_epoch_cache import NO_EPOCH
+from broker.log.read_positions import LogTruncatedError
 from broker.record.batch import BatchSlice, RecordFormat
 from broker.record.render import render_v2, skip_lines
 from broker.record.values import RecordNotJsonError
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import TopicName, TopicPartition
+from raft_metadata.common.ids import TopicId, TopicName, TopicPartition
 
 if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
+
+
+_log = logging.getLogger("broker.coordinator")
 
 
 class Fetched(NamedTuple):
@@ -38,19 +60,41 @@ class Fetched(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The log start of a partition, and the next offset that a reader gets."""
+    """The log start of a partition, and the next offset that a reader gets with its epoch."""
 
     beginning: int
     end: int
+    end_epoch: int = NO_EPOCH
+
+    @property
+    def latest(self) -> OffsetAndEpoch:
+        """The place that ``latest`` means."""
+        return OffsetAndEpoch(self.end, self.end_epoch)
+
+    def nearest(self, offset: int) -> OffsetAndEpoch:
+        """Return the end that is nearer to an offset outside of the log, else the offset."""
+        if offset >= self.end:
+            return self.latest
+        return OffsetAndEpoch(max(offset, self.beginning))
 
 
 class DataReader(Protocol):
     """Port to the data of any partition, wherever it is led. Its methods raise `KafkaError`."""
 
     async def fetch(
-        self, partition: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int
+        self,
+        partition: TopicPartition,
+        place: OffsetAndEpoch,
+        topic_id: TopicId,
+        max_bytes: int,
+        max_wait_ms: int,
     ) -> Fetched:
-        """Return records from an offset on; raise OFFSET_OUT_OF_RANGE outside the log."""
+        """Return records of the topic with this id from a place on.
+
+        Raises:
+            KafkaError: OFFSET_OUT_OF_RANGE outside the log, a `LogTruncatedError` if the log does
+                not hold what was before the place, TOPIC_CHANGED.
+        """
         ...
 
     async def ends(self, partition: TopicPartition) -> Ends:
@@ -95,6 +139,8 @@ class Part:
     count: int = 0
     size: int = 0
     """Bytes of the records as stored."""
+    spans: Spans = ()
+    """Epochs of the records."""
 
 
 def bytes_of(parts: Iterable[Part]) -> int:
@@ -118,6 +164,7 @@ def render(part: Part, result: Fetched, door: RecordFormat, *, first: bool) -> b
     Raises UNREADABLE_RECORD if that is the ``first`` record of the whole answer.
     """
     pieces: list[bytes] = []
+    spans: list[EpochSpan] = []
     rendered = 0
     part.next = result.next_offset
     for piece in result.slices:
@@ -136,12 +183,14 @@ def render(part: Part, result: Fetched, door: RecordFormat, *, first: bool) -> b
                 break
             body = _rendered(part.partition, shown, door)
         pieces.append(body)
+        spans.append(EpochSpan(shown.first_offset, shown.header.leader_epoch))
         rendered += len(body)
         part.count += shown.count
         part.size += len(shown.lines)
         if shown is not piece:
             break
     part.body = b",".join(pieces)
+    part.spans = joined((), spans)
     return part.count > 0
 
 
@@ -186,6 +235,8 @@ WATCHED_MAX = 64
 WATCH_MS = 500
 PATIENCE_MS = 400
 """Time after which a partition is left out if its leader does not answer."""
+MOVES_FOLLOWED_MAX = 3
+"""Times that a read collects again because positions were moved, even if its time is over."""
 RETRY_MS = 100
 """Pause before a watched partition is fetched again after an error or an empty answer."""
 
@@ -254,6 +305,10 @@ class InstanceReader:
 
     # for `_Read`
 
+    def wall_ms(self) -> int:
+        """Return the wall time in milliseconds."""
+        return self._clock.wall_ms()
+
     def now_ms(self) -> int:
         """Return the monotonic time in milliseconds."""
         return self._clock.monotonic_ms()
@@ -274,20 +329,25 @@ class InstanceReader:
         return max(0, min(wanted, self._poll_wait_ms_max))
 
     async def fetch(
-        self, partition: TopicPartition, offset: int, max_bytes: int, max_wait_ms: int
+        self,
+        partition: TopicPartition,
+        place: OffsetAndEpoch,
+        topic_id: TopicId,
+        max_bytes: int,
+        max_wait_ms: int,
     ) -> Fetched | None:
         """Read one partition; return None if no broker serves it now.
 
         Raises:
-            KafkaError: OFFSET_OUT_OF_RANGE, from which only the reader can recover.
+            KafkaError: OFFSET_OUT_OF_RANGE or LOG_TRUNCATED, from which only the reader recovers.
         """
         try:
             async with asyncio.timeout((max_wait_ms + PATIENCE_MS) / 1000):
-                return await self._door.fetch(partition, offset, max_bytes, max_wait_ms)
+                return await self._door.fetch(partition, place, topic_id, max_bytes, max_wait_ms)
         except TimeoutError:
             return None
         except KafkaError as error:
-            if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            if error.code in {ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.LOG_TRUNCATED}:
                 raise
             return None
 
@@ -297,18 +357,18 @@ class InstanceReader:
 
     async def resolve(
         self, partitions: list[TopicPartition], reset: OffsetReset
-    ) -> dict[TopicPartition, int]:
-        """Return the offset that ``earliest`` or ``latest`` means now, for each partition.
+    ) -> dict[TopicPartition, OffsetAndEpoch]:
+        """Return the place that ``earliest`` or ``latest`` means now, for each partition.
 
         The caller records it before it is used (rule G2).
         """
-        found: dict[TopicPartition, int] = {}
+        found: dict[TopicPartition, OffsetAndEpoch] = {}
         for at in range(0, len(partitions), WATCHED_MAX):
             wave = partitions[at : at + WATCHED_MAX]
             ends = await asyncio.gather(*(self.ends(partition) for partition in wave))
             for partition, end in zip(wave, ends, strict=True):
                 latest = reset is OffsetReset.LATEST
-                found[partition] = end.end if latest else end.beginning
+                found[partition] = end.latest if latest else OffsetAndEpoch(end.beginning)
         return found
 
 
@@ -334,6 +394,8 @@ class _Read:
         self._deadline_ms = reader.now_ms() + reader.wait_ms(request, instance)
         wanted = request.max_bytes if request.max_bytes is not None else POLL_BYTES_DEFAULT
         self._max_bytes = max(1, min(wanted, POLL_BYTES_MAX))
+        self._has_moved = False
+        """True if a position was moved while the last partitions were collected."""
         self._gives_way = asyncio.Event()
         self._changed: asyncio.Event | None = None
         """Set when a watched partition or the group changes, which ends a wait; None before
@@ -357,13 +419,16 @@ class _Read:
         await asyncio.sleep(self._remaining_ms / 1000)
         return self._answer(b"[]", 0, self.session.tokens.acknowledged)
 
-    def _answer(self, body: bytes, count: int, token: str) -> PolledRecords:
+    def _answer(
+        self, body: bytes, count: int, token: str, moved: tuple[Move, ...] = ()
+    ) -> PolledRecords:
         return PolledRecords(
             body=body,
             count=count,
             format=self._settings.format,
             token=token,
             is_resumed=self._held is Held.FOREIGN,
+            moved=moved,
         )
 
     @contextmanager
@@ -399,6 +464,7 @@ class _Read:
         self._instance()
         topics = self._reader.topics()
         self._shard.decide(lambda state: instances.begin_read(state, self._key, topics))
+        follows = 0
         while True:
             self._changed = changed = self._shard.watch(self._key.group)
             try:
@@ -406,7 +472,11 @@ class _Read:
                     return None
                 self._give_up_revoked()
                 plan = await self._plan()
+                self._has_moved = False
                 parts = await self._collect(plan)
+                if self._has_moved and not parts and follows < MOVES_FOLLOWED_MAX:
+                    follows += 1  # a read without time gets what is at the new positions, too
+                    continue
                 size = sum(part.size for part in parts)
                 least = self._settings.fetch_min_bytes
                 enough = (size >= max(least, 1) and least >= 0) or size >= self._max_bytes
@@ -417,7 +487,7 @@ class _Read:
                     continue
                 ends = {partition: position.next for partition, position in plan.items()}
                 ends.update({part.partition: part.next for part in parts})
-                await self._wait(ends, changed)
+                await self._wait(plan, ends, changed)
             finally:
                 self._shard.unwatch(self._key.group, changed)
 
@@ -500,31 +570,57 @@ class _Read:
         self, partition: TopicPartition, position: ReadPosition, max_bytes: int
     ) -> tuple[int, Fetched | None]:
         begin = position.next
+        place = OffsetAndEpoch(begin, position.epoch_of(begin))
         try:
-            return begin, await self._reader.fetch(partition, begin, max_bytes, 0)
+            return begin, await self._reader.fetch(
+                partition, place, position.topic_id, max_bytes, 0
+            )
         except KafkaError as error:
-            await self._start_over(partition, position, begin, error)
+            await self._move(partition, position, place, error)
             return begin, None
 
-    async def _start_over(
-        self, partition: TopicPartition, position: ReadPosition, offset: int, error: KafkaError
+    async def _move(
+        self,
+        partition: TopicPartition,
+        position: ReadPosition,
+        place: OffsetAndEpoch,
+        error: KafkaError,
     ) -> None:
-        """Move a position that is out of range to the nearer end of the log; skips no record."""
+        """Move a position that the log does not hold any more, and note it for the client.
+
+        Of a log that was cut or replaced `place_after` says where reading goes on; a position out
+        of range goes to the nearer end. No record that is there is skipped.
+        """
         if self._settings.auto_offset_reset is OffsetReset.NONE:
             raise error
-        try:
-            ends = await self._reader.ends(partition)
-        except KafkaError:
-            return
-        nearest = min(max(offset, ends.beginning), ends.end)
-        if position.next != offset or nearest == offset:
+        if isinstance(error, LogTruncatedError):
+            target = place_after(error)
+        else:
+            try:
+                ends = await self._reader.ends(partition)
+            except KafkaError:
+                return
+            target = ends.nearest(place.offset)
+            if target.offset == place.offset:
+                return  # it is in range by now
+        if position.next != place.offset:
             return
         topics = self._reader.topics()
-        if self.session.position(partition, topics) is position:
-            self._shard.decide(
-                lambda state: instances.seek(state, self._key, {partition: nearest}, topics),
-                self._generation,
-            )
+        if self.session.position(partition, topics) is not position:
+            return
+        now_ms = self._reader.wall_ms()
+        move = move_of(self._key.instance, partition, place.offset, target.offset, error, now_ms)
+        self._shard.decide(
+            lambda state: instances.follow_move(
+                state, self._key, move, target.leader_epoch, topics
+            ),
+            self._generation,
+        )
+        self._has_moved = True
+        _log.warning(
+            "position moved group=%s instance=%s partition=%s-%d from=%d to=%d cause=%s",
+            *self._key, *partition, move.from_offset, move.to_offset, move.cause,
+        )  # fmt: skip
 
     async def _deliver(self, parts: list[Part]) -> PolledRecords | None:
         """Move the positions and return the answer, once committed and proven (rule G3).
@@ -551,6 +647,7 @@ class _Read:
             part.position.next = part.next
             part.position.sent = max(part.position.sent, part.next)
             part.position.delivered = True
+            part.position.spans = joined(part.position.spans, part.spans)
         token = self.session.tokens.note(
             DeliveredPart(part.partition, part.position, part.begin, part.next) for part in mine
         )
@@ -558,9 +655,20 @@ class _Read:
             owned = sorted(instance.assignment)
             self.session.rotation = owned.index(mine[-1].partition) + 1
         body = b"[" + b",".join([part.body for part in mine]) + b"]"
-        return self._answer(body, sum(part.count for part in mine), token)
+        return self._answer(body, sum(part.count for part in mine), token, self._take_moves())
 
-    async def _wait(self, ends: dict[TopicPartition, int], changed: asyncio.Event) -> None:
+    def _take_moves(self) -> tuple[Move, ...]:
+        """Return the moves to be told with this answer; the others wait for the next one."""
+        moves = self.session.untold_moves
+        told, self.session.untold_moves = moves[:MOVES_TOLD_MAX], moves[MOVES_TOLD_MAX:]
+        return tuple(told)
+
+    async def _wait(
+        self,
+        plan: dict[TopicPartition, ReadPosition],
+        ends: dict[TopicPartition, int],
+        changed: asyncio.Event,
+    ) -> None:
         """Wait until a watched partition has records, the group changed, or time is over."""
         wait_ms = self._remaining_ms
         places = list(ends.items())
@@ -570,7 +678,9 @@ class _Read:
         try:
             async with asyncio.timeout(wait_ms / 1000), asyncio.TaskGroup() as tasks:
                 watchers = [
-                    tasks.create_task(self._watch(partition, end, wait_ms, changed))
+                    tasks.create_task(
+                        self._watch(partition, end, plan[partition].topic_id, wait_ms, changed)
+                    )
                     for partition, end in places
                 ]
                 await changed.wait()
@@ -580,13 +690,20 @@ class _Read:
             pass
 
     async def _watch(
-        self, partition: TopicPartition, end: int, wait_ms: int, changed: asyncio.Event
+        self,
+        partition: TopicPartition,
+        end: int,
+        topic_id: TopicId,
+        wait_ms: int,
+        changed: asyncio.Event,
     ) -> None:
         deadline_ms = self._reader.now_ms() + wait_ms
         while not changed.is_set():
             left_ms = max(0, deadline_ms - self._reader.now_ms())
             try:
-                result = await self._reader.fetch(partition, end, 1, left_ms)
+                result = await self._reader.fetch(
+                    partition, OffsetAndEpoch(end), topic_id, 1, left_ms
+                )
             except KafkaError:
                 await asyncio.sleep(RETRY_MS / 1000)
                 break

@@ -24,6 +24,7 @@ from broker.coordinator.assignors import (
 from broker.coordinator.commits import commit_delivered, has_uncommitted
 from broker.coordinator.group_messages import OffsetReset
 from broker.coordinator.group_state import Group, GroupsState, Instance, Topics, is_present
+from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.records import (
     GroupKey,
     GroupRecord,
@@ -122,7 +123,7 @@ def retarget(
         if one.value.settings.auto_offset_reset is not OffsetReset.NONE:
             started |= subscriptions[name]
     for partition in partitions_in(sorted(started), topics):
-        record_start(state, group, partition, 0, topics)
+        record_start(state, group, partition, OffsetAndEpoch(0), topics)
     changed = any(
         one.member is None or one.target != targets[name] for name, one in members.items()
     )
@@ -170,13 +171,17 @@ def _targets(
 
 
 def record_start(
-    state: GroupsState, group: Group, partition: TopicPartition, offset: int, topics: Topics
+    state: GroupsState,
+    group: Group,
+    partition: TopicPartition,
+    place: OffsetAndEpoch,
+    topics: Topics,
 ) -> None:
-    """Record a resolved start offset, unless the group has a commit or start there (rule G2)."""
+    """Record a resolved start, unless the group has a commit or start there (rule G2)."""
     topic_id = topics[partition.topic].topic_id
     known = group.offsets.get(partition) or group.starts.get(partition)
     if known is None or not is_present(partition, known, topics):
-        state.apply(GroupRecord(StartKey(group.name, *partition), StartValue(topic_id, offset)))
+        state.apply(GroupRecord(StartKey(group.name, *partition), StartValue(topic_id, *place)))
 
 
 def reconcile(

@@ -19,6 +19,7 @@ import orjson
 
 from broker.coordinator.assignors import UNIFORM
 from broker.coordinator.group_messages import ConsumerSettings
+from broker.log.leader_epoch_cache import NO_EPOCH
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import (
     GroupId,
@@ -149,6 +150,8 @@ class OffsetValue:
     """The instance that committed it; None for a commit without an instance."""
     committed_ms: int | None = None
     """Wall time of the commit; None if this broker's clock was not trusted then."""
+    leader_epoch: int = NO_EPOCH
+    """Epoch of the offset: that of the record right before it; -1 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,7 @@ class StartValue:
 
     topic_id: TopicId
     offset: int
+    leader_epoch: int = NO_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,7 @@ class SeekValue:
 
     topic_id: TopicId
     offset: int
+    leader_epoch: int = NO_EPOCH
 
 
 @dataclass(frozen=True, slots=True)

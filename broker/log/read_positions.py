@@ -37,6 +37,11 @@ class Divergence(NamedTuple):
     """Truncated: the largest epoch up to the reader's that has records here, or -1; diverged: the
     epoch of the record before the position."""
 
+    @property
+    def is_truncated(self) -> bool:
+        """True if reading may go on at ``offset`` without a gap."""
+        return self.cause is DivergenceCause.TRUNCATED
+
 
 class LogTruncatedError(KafkaError):
     """A read from a position that the log does not hold any more, or holds with other records."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.v2 import as_pictures, check_name, has_control_characters
@@ -31,6 +31,9 @@ READ_TOKEN_HEADER = "Quorumlog-Read-Token"  # noqa: S105 the name of a header
 """Header with the token of a read's answer, which the next read sends as ``after`` (rule G5)."""
 RESUMED_HEADER = "Quorumlog-Resumed"
 """Header of an answer that goes on from the commit, because its token is not known any more."""
+MOVED_HEADER = "Quorumlog-Moved"
+"""Header of an answer that names positions which were moved: the log does not hold them any more.
+"""
 IGNORED_NAMED_MAX = 32
 """Most settings named in that header, to limit its size; Kafka's consumer has about eighty."""
 _SETTING = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
@@ -78,14 +81,42 @@ def partitions(rows: Iterable[tuple[str, int]]) -> JsonObject:
     return {"partitions": [{"topic": topic, "partition": number} for topic, number in rows]}
 
 
-def positions(rows: Iterable[tuple[str, int, int]]) -> JsonObject:
-    """Return the next offsets to be delivered, given as (topic, partition, offset)."""
+def positions(rows: Iterable[tuple[str, int, int, int]]) -> JsonObject:
+    """Return the next offsets to be delivered, given as (topic, partition, offset, its epoch)."""
     return {
         "offsets": [
-            {"topic": topic, "partition": number, "offset": offset}
-            for topic, number, offset in rows
+            {
+                "topic": topic,
+                "partition": number,
+                "offset": offset,
+                "leader_epoch": None if epoch < 0 else epoch,
+            }
+            for topic, number, offset, epoch in rows
         ]
     }
+
+
+class MovedRow(Protocol):
+    """A moved position, as the coordinator describes it."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def from_offset(self) -> int: ...
+    @property
+    def to_offset(self) -> int: ...
+    @property
+    def cause(self) -> str: ...
+
+
+def moved_header(moves: Iterable[MovedRow]) -> str:
+    """Return the value of `MOVED_HEADER`: ``orders-0 100->80 truncated, …``."""
+    return ", ".join(
+        f"{one.topic}-{one.partition} {one.from_offset}->{one.to_offset} {one.cause}"
+        for one in moves
+    )
 
 
 def offsets(rows: Iterable[tuple[str, int, int, str]]) -> JsonObject:
@@ -133,6 +164,18 @@ def group(links: Links, info: GroupInfo, group_epoch: int) -> JsonObject:
         "consumers": links.related(*path, "consumers"),
         "lag_summary": links.related(*path, "lag-summary"),
         "group_epoch": group_epoch,
+        "moved": [
+            {
+                "topic_name": move.topic,
+                "partition_id": move.partition,
+                "consumer_id": move.consumer,
+                "from_offset": move.from_offset,
+                "to_offset": move.to_offset,
+                "cause": move.cause,
+                "timestamp": move.time_ms,
+            }
+            for move in info.moved
+        ],
     }
 
 
@@ -185,6 +228,7 @@ def lag(links: Links, group_id: str, found: ConsumerLag) -> JsonObject:
         "log_end_offset": found.end_offset,
         "lag": at.lag,
         "is_committed": at.is_committed,
+        "leader_epoch": at.leader_epoch,
     }
 
 
@@ -231,4 +275,5 @@ def offset(committed: CommittedOffset) -> JsonObject:
         "offset": committed.offset,
         "metadata": committed.metadata,
         "lag": committed.lag,
+        "leader_epoch": committed.leader_epoch,
     }

@@ -241,6 +241,35 @@ class GroupInfo:
     coordinator: int
     is_simple: bool
     """True if no member subscribes: only offsets, and perhaps instances assigned by hand."""
+    moved: tuple[MovedPosition, ...] = ()
+    """The last positions that were moved, oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedPosition:
+    """A position that its instance left because the log did not hold it any more."""
+
+    topic: str
+    partition: int
+    consumer: str
+    from_offset: int
+    to_offset: int
+    cause: str
+    """truncated | diverged | out_of_range."""
+    time_ms: int
+
+
+def moved_of(row: Mapping[str, Any]) -> MovedPosition:
+    """Return the moved position that a row of a group's answer describes."""
+    return MovedPosition(
+        topic=row["topic_name"],
+        partition=row["partition_id"],
+        consumer=row["consumer_id"],
+        from_offset=row["from_offset"],
+        to_offset=row["to_offset"],
+        cause=row["cause"],
+        time_ms=row["timestamp"],
+    )
 
 
 def group_of(row: Mapping[str, Any]) -> GroupInfo:
@@ -251,6 +280,7 @@ def group_of(row: Mapping[str, Any]) -> GroupInfo:
         assignor=row["partition_assignor"],
         coordinator=_last_id(row["coordinator"]),
         is_simple=row["is_simple"],
+        moved=tuple(map(moved_of, row["moved"])),
     )
 
 
@@ -286,6 +316,8 @@ class CommittedOffset:
     lag: int | None
     is_committed: bool = True
     """False: nothing is committed, and ``offset`` is where the group starts."""
+    leader_epoch: int | None = None
+    """Epoch of the offset, if it is known."""
 
 
 def committed_of(row: Mapping[str, Any]) -> CommittedOffset:
@@ -296,6 +328,7 @@ def committed_of(row: Mapping[str, Any]) -> CommittedOffset:
         offset=row["offset"],
         metadata=row["metadata"],
         lag=row["lag"],
+        leader_epoch=row["leader_epoch"],
     )
 
 

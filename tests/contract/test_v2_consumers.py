@@ -25,6 +25,7 @@ from broker.coordinator.group_messages import (
     GroupRequest,
     InstanceCreated,
     InstanceDescription,
+    Move,
     OffsetReset,
     OffsetsCommitted,
     Poll,
@@ -745,5 +746,39 @@ async def test_a_fenced_static_member_is_40952(door: Door) -> None:
 async def test_positions_are_the_next_offsets_to_be_delivered(door: Door) -> None:
     next_offset = GroupOffset(TopicName("flights"), PartitionId(0), 7)
     answers(door, Positions, (next_offset,))
-    expected = {"offsets": [{"topic": "flights", "partition": 0, "offset": 7}]}
+    row = {"topic": "flights", "partition": 0, "offset": 7}
+    expected = {"offsets": [row | {"leader_epoch": None}]}
     assert (await door.get(INSTANCE + "/positions")).golden == (200, V2, expected)
+    answers(door, Positions, (replace(next_offset, leader_epoch=3),))
+    expected = {"offsets": [row | {"leader_epoch": 3}]}
+    assert (await door.get(INSTANCE + "/positions")).golden == (200, V2, expected)
+
+
+async def test_commits_and_positions_take_the_epoch_of_the_offset(door: Door) -> None:
+    row = {"topic": "flights", "partition": 0, "offset": 7, "leader_epoch": 3}
+    answers(door, Commit, OffsetsCommitted(strimzi=False))
+    assert (await door.post(INSTANCE + "/offsets", {"offsets": [row]}, V2)).status == 200
+    offset = GroupOffset(TopicName("flights"), PartitionId(0), 7, leader_epoch=3)
+    assert door.apis.requests[-1] == Commit(**NAMED, offsets=(offset,))
+    answers(door, Seek, None)
+    assert (await door.post(INSTANCE + "/positions", {"offsets": [row]}, V2)).status == 204
+    target = SeekTarget(TopicName("flights"), PartitionId(0), 7, 3)
+    assert door.apis.requests[-1] == Seek(**NAMED, targets=(target,))
+    for path in ("/offsets", "/positions"):
+        for bad in (-2, "x", 1.5, [], 2**31, True):
+            body = {"offsets": [row | {"leader_epoch": bad}]}
+            refused = await door.post(INSTANCE + path, body, V2)
+            assert refused.status == 422, bad
+            assert "leader_epoch" in refused.json["message"]
+
+
+async def test_a_read_names_the_positions_that_were_moved(door: Door) -> None:
+    at = (InstanceId("one"), TopicName("orders"))
+    moved = (
+        Move(*at, PartitionId(0), 100, 80, "truncated", 5),
+        Move(*at, PartitionId(1), 70, 70, "diverged", 6),
+    )
+    answers(door, Poll, PolledRecords(body=b"[]", count=0, format="binary", moved=moved))
+    answer = await door.get(INSTANCE + "/records")
+    told = answer.headers["quorumlog-moved"]
+    assert told == "orders-0 100->80 truncated, orders-1 70->70 diverged"

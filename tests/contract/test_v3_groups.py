@@ -95,6 +95,7 @@ def as_json(group_name: str = "pilots", *, state: str = "STABLE") -> dict[str, A
         "consumers": {"related": url + "/consumers"},
         "lag_summary": {"related": url + "/lag-summary"},
         "group_epoch": 3,
+        "moved": [],
     }
 
 
@@ -146,6 +147,7 @@ LAG = {
     "log_end_offset": 7,
     "lag": 2,
     "is_committed": True,
+    "leader_epoch": None,
 }
 
 
@@ -233,6 +235,7 @@ async def test_committed_offsets_are_the_next_to_read(pilots: Door) -> None:
             "offset": offset,
             "metadata": m,
             "lag": lag,
+            "leader_epoch": None,
         }
         for number, offset, m, lag in ((0, 5, "note", 2), (1, 1, "", 10), (2, 4, "", None))
     ]
@@ -244,11 +247,13 @@ async def test_commit_without_an_instance(door: Door) -> None:
     rows = [
         {"topic_name": "flights", "partition_id": 0, "offset": 7, "metadata": "m"},
         {"topic_name": "flights", "partition_id": 1, "offset": 0},
+        {"topic_name": "flights", "partition_id": 2, "offset": 9, "leader_epoch": 6},
     ]
     assert (await patch(door, {"data": rows})).golden == (204, JSON, None)
     offsets = (
         GroupOffset(FLIGHTS, PartitionId(0), 7, "m"),
         GroupOffset(FLIGHTS, PartitionId(1), 0),
+        GroupOffset(FLIGHTS, PartitionId(2), 9, leader_epoch=6),
     )
     assert door.apis.requests == [CommitGroup(group=GroupId("pilots"), offsets=offsets)]
     await patch(door, {"data": [], "member_id": "one", "member_epoch": 3})

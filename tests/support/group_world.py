@@ -12,6 +12,7 @@ from broker.coordinator.group_messages import (
     Subscribe,
 )
 from broker.coordinator.group_state import Group, GroupsState, Instance, TopicFacts
+from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.read_tokens import DeliveredPart
 from broker.coordinator.records import GroupRecord, InstanceKey
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicId, TopicName
@@ -83,7 +84,7 @@ class GroupWorld:
         key = self.key(name)
         self.call(name)
         missing = instances.unresolved_partitions(self.state, key, self.topics, request)
-        starts = dict.fromkeys(missing, self.start)
+        starts = dict.fromkeys(missing, OffsetAndEpoch(self.start))
         instances.subscribe(self.state, request, starts, self.topics)
         self.write()
 
@@ -95,7 +96,7 @@ class GroupWorld:
         key, wanted = self.key(name), tuple(place(number) for number in numbers)
         self.call(name)
         missing = instances.unresolved_partitions(self.state, key, self.topics, manual=wanted)
-        starts = dict.fromkeys(missing, self.start)
+        starts = dict.fromkeys(missing, OffsetAndEpoch(self.start))
         instances.assign(self.state, key, wanted, starts, self.topics)
         self.write()
 
@@ -175,7 +176,9 @@ class GroupWorld:
 
     def seek(self, name: str, number: int, offset: int) -> None:
         self.call(name, done=False)
-        instances.seek(self.state, self.key(name), {place(number): offset}, self.topics)
+        instances.seek(
+            self.state, self.key(name), {place(number): OffsetAndEpoch(offset)}, self.topics
+        )
         self.write()
 
     def pass_time(self, ms: int, rebalance_timeout_ms: int = 30_000) -> list[InstanceKey]:

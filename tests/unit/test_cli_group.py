@@ -95,6 +95,7 @@ async def test_list(shell: Shell) -> None:
             "assignor": "range",
             "coordinator": 2,
             "is_simple": True,
+            "moved": [],
         }
     ]
 

@@ -15,6 +15,7 @@ from broker.coordinator.group_messages import (
     OffsetReset,
 )
 from broker.coordinator.group_state import EVERY_GROUP
+from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.rebalance import (
     PATTERN_CHARS_MAX,
     compiled_pattern,
@@ -475,7 +476,9 @@ def test_a_new_assignment_by_hand_commits_the_last_one_first_with_auto_commit(
     world.create("a", settings)
     world.assign("a", 0)
     world.read("a")
-    instances.assign(world.state, world.key("a"), (place(1),), {place(1): 0}, world.topics)
+    instances.assign(
+        world.state, world.key("a"), (place(1),), {place(1): OffsetAndEpoch(0)}, world.topics
+    )
     world.write()
     assert (world.committed(0), world.owned("a")) == (committed, {1})
 

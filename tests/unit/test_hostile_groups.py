@@ -25,6 +25,7 @@ from broker.coordinator.group_messages import (
     Poll,
     Subscribe,
 )
+from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.rebalance import drop_deleted_topics, retarget
 from broker.coordinator.records import OFFSETS_TOPIC, GroupRecord, InstanceKey, StartKey
 from broker.record.batch import BatchSlice
@@ -367,7 +368,7 @@ def test_groups_that_are_over_make_room() -> None:
         instances.create_instance(world.state, made, limits)
         key = InstanceKey(name, ONE)
         request = Subscribe(group=name, instance=ONE, topics=(TopicName("t"),))
-        instances.subscribe(world.state, request, {place(0): 0}, world.topics)
+        instances.subscribe(world.state, request, {place(0): OffsetAndEpoch(0)}, world.topics)
         if number % 2:
             instances.delete_instance(world.state, key, world.topics)
         else:

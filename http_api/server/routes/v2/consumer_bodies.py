@@ -23,6 +23,7 @@ from broker.coordinator.group_messages import (
     OffsetReset,
     SeekTarget,
 )
+from broker.server.requests import UNKNOWN_EPOCH
 from http_api.contract.errors import RestCode, RestError, excerpt, excerpt_of_value
 from http_api.contract.group_shapes import (
     IGNORED_NAMED_MAX,
@@ -271,8 +272,9 @@ def partitions(fields: dict[str, Any]) -> tuple[TopicPartition, ...]:
 def commit(fields: dict[str, Any]) -> tuple[GroupOffset, ...] | None:
     """Return the offsets to commit; None for an empty body: everything delivered.
 
-    The body is ``{"offsets": [{"topic", "partition", "offset", "metadata"?}]}``. Redpanda's clients
-    name the list ``partitions`` instead.
+    The body is ``{"offsets": [{"topic", "partition", "offset", "leader_epoch"?, "metadata"?}]}``;
+    the epoch is that of the offset as it is stored. Redpanda's clients name the list ``partitions``
+    instead.
     """
     if not fields:
         return None
@@ -285,15 +287,15 @@ def commit(fields: dict[str, Any]) -> tuple[GroupOffset, ...] | None:
         metadata = row.get("metadata")
         if not isinstance(metadata, str | None):
             raise unprocessable("'metadata': expected a string")
-        found.append(GroupOffset(place.topic, place.partition, _offset(row), metadata or ""))
+        found.append(GroupOffset(*place, _offset(row), metadata or "", _leader_epoch(row)))
     return tuple(found)
 
 
 def positions(fields: dict[str, Any]) -> tuple[SeekTarget, ...]:
     """Return the targets of a seek, by offset or by time.
 
-    The body is ``{"offsets": [{"topic", "partition", "offset"}], "timestamps": [{…,
-    "timestamp"}]}``.
+    The body is ``{"offsets": [{"topic", "partition", "offset", "leader_epoch"?}], "timestamps":
+    [{…, "timestamp"}]}``.
     """
     _only(fields, "offsets", "timestamps")
     if fields.get("offsets") is None and fields.get("timestamps") is None:
@@ -301,7 +303,7 @@ def positions(fields: dict[str, Any]) -> tuple[SeekTarget, ...]:
     found = []
     for row in _rows(fields, "offsets") if fields.get("offsets") is not None else ():
         place = _place(row)
-        found.append(SeekTarget(place.topic, place.partition, _offset(row)))
+        found.append(SeekTarget(*place, _offset(row), _leader_epoch(row)))
     for row in _rows(fields, "timestamps") if fields.get("timestamps") is not None else ():
         place = _place(row)
         found.append(SeekTarget(place.topic, place.partition, AtTime(_time_ms(row))))
@@ -358,6 +360,16 @@ def _offset(row: dict[str, Any]) -> int:
     if number is None or not 0 <= number <= OFFSET_MAX:
         got = excerpt_of_value(row.get("offset"))
         raise unprocessable(f"'offset' is {got}, expected an offset from 0 on")
+    return number
+
+
+def _leader_epoch(row: dict[str, Any]) -> int:
+    """Return the epoch of a row's offset (KIP-320); -1 if the row names none."""
+    value = row.get("leader_epoch")
+    number = UNKNOWN_EPOCH if value is None else _number(value)
+    if number is None or not UNKNOWN_EPOCH <= number <= INT32_MAX:
+        got = excerpt_of_value(value)
+        raise unprocessable(f"'leader_epoch' is {got}, expected the epoch of the offset or null")
     return number
 
 

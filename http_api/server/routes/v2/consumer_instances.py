@@ -215,6 +215,8 @@ class ConsumerRoutes:
         headers = {group_shapes.READ_TOKEN_HEADER: found.token}
         if found.is_resumed:
             headers[group_shapes.RESUMED_HEADER] = "commit"
+        if found.moved:
+            headers[group_shapes.MOVED_HEADER] = group_shapes.moved_header(found.moved)
         return reply(found.body, embedded_type(found.format), headers=headers)
 
     async def _give_back(self, poll: Poll, body: bytes) -> None:
@@ -266,7 +268,9 @@ class ConsumerRoutes:
     async def positions(self, _: web.Request, group: GroupId, instance: InstanceId) -> JsonObject:
         """Answer the next offset to be delivered of each partition that the instance owns."""
         found = await self._send_to_coordinator(Positions(group=group, instance=instance))
-        return group_shapes.positions((row.topic, row.partition, row.offset) for row in found)
+        return group_shapes.positions(
+            (row.topic, row.partition, row.offset, row.leader_epoch) for row in found
+        )
 
     async def seek(
         self,

@@ -18,10 +18,11 @@ from broker.coordinator.group_messages import (
     GroupOffsets,
     MemberDescription,
 )
+from broker.server.requests import UNKNOWN_EPOCH
 from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.media_types import JSON
-from http_api.contract.resources import CommittedOffset, GroupInfo, GroupMember
+from http_api.contract.resources import CommittedOffset, GroupInfo, GroupMember, MovedPosition
 from http_api.contract.v2 import check_name
 from http_api.server.answers import reply
 from http_api.server.image_lookup import NOT_HOSTED
@@ -261,6 +262,18 @@ def _group(links: Links, found: GroupDescription) -> shapes.JsonObject:
         assignor=found.assignor,
         coordinator=found.coordinator,
         is_simple=not any(member.member_epoch >= 0 for member in found.members),
+        moved=tuple(
+            MovedPosition(
+                topic=move.topic,
+                partition=move.partition,
+                consumer=move.instance,
+                from_offset=move.from_offset,
+                to_offset=move.to_offset,
+                cause=move.cause,
+                time_ms=move.time_ms,
+            )
+            for move in found.moved
+        ),
     )
     return shapes.group(links, info, found.group_epoch)
 
@@ -283,6 +296,7 @@ def _committed(row: GroupOffsetRow) -> CommittedOffset:
         metadata=row.metadata,
         lag=row.lag,
         is_committed=row.is_committed,
+        leader_epoch=None if row.leader_epoch == UNKNOWN_EPOCH else row.leader_epoch,
     )
 
 
@@ -321,7 +335,7 @@ def commit_of(group_id: GroupId, fields: dict[str, Any]) -> CommitGroup:
 
 def _offset(row: dict[str, Any]) -> GroupOffset:
     topic, partition, offset = (row.get(key) for key in ("topic_name", "partition_id", "offset"))
-    metadata = row.get("metadata")
+    metadata, epoch = row.get("metadata"), row.get("leader_epoch")
     if not isinstance(topic, str):
         raise _bad_request("'topic_name': expected a string")
     if not _is_integer(partition, INT32_MAX):
@@ -330,8 +344,11 @@ def _offset(row: dict[str, Any]) -> GroupOffset:
         raise _bad_request("'offset': expected the next offset to read, from 0 on")
     if not isinstance(metadata, str | None):
         raise _bad_request("'metadata': expected a string")
+    if epoch is not None and not _is_integer(epoch, INT32_MAX):
+        raise _bad_request("'leader_epoch': expected the epoch of the offset, or null")
     name = TopicName(check_name("topic_name", topic))
-    return GroupOffset(name, PartitionId(partition), offset, metadata or "")
+    epoch = UNKNOWN_EPOCH if epoch is None else epoch
+    return GroupOffset(name, PartitionId(partition), offset, metadata or "", epoch)
 
 
 def _is_integer(value: object, most: int) -> TypeGuard[int]:
