@@ -84,6 +84,13 @@ class RestCode(IntEnum):
     BROKER_NOT_AVAILABLE = 50302
 
 
+def status_of(code: RestCode) -> int:
+    """Return the HTTP status of an answer with this code."""
+    if code is RestCode.CONSUMER_CONFIG:
+        return 422
+    return int(code) if code < 1_000 else int(code) // 100
+
+
 class RestStatus(NamedTuple):
     """HTTP status and REST code of an error."""
 

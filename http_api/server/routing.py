@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from http_api.contract.errors import RestCode, RestError, excerpt
+
+if TYPE_CHECKING:
+    from http_api.contract.operations.declaration import Operation
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 """Signature ``async handler(request, *parameters)``: the path's variable segments, decoded."""
@@ -32,6 +35,8 @@ class Route:
     """Names of the query parameters it takes; any other is refused before the handler runs."""
     takes_any_length: bool = False
     """The body is read as a stream, so its length has no limit."""
+    operation: Operation | None = None
+    """Declaration of the route; None: its module is not converted yet."""
 
 
 @dataclass(slots=True)
@@ -48,6 +53,23 @@ class PathRouter:
 
     def __init__(self) -> None:
         self._root = _Node()
+        self.operations: list[Operation] = []
+        """Declarations of all routes, in the order in which they were added."""
+
+    def serve(self, operation: Operation, handler: Handler) -> None:
+        """Serve a declared operation; GET serves HEAD too."""
+        self.operations.append(operation)
+        self._place(
+            operation.method,
+            operation.path,
+            Route(
+                handler,
+                operation.reply_type,
+                operation.parameter_names,
+                operation.body is not None and operation.body.is_stream,
+                operation,
+            ),
+        )
 
     def add(
         self,
@@ -65,6 +87,11 @@ class PathRouter:
         Content-Type of the answers. ``parameters`` declares the names that a query may have.
         ``takes_any_length``: see `Route`.
         """
+        self._place(
+            method, path, Route(handler, reply_type, frozenset(parameters), takes_any_length)
+        )
+
+    def _place(self, method: str, path: str, route: Route) -> None:
         node = self._root
         for segment in path.split("/"):
             if not segment:
@@ -77,9 +104,9 @@ class PathRouter:
             else:
                 node = node.fixed.setdefault(segment, _Node())
         assert method not in node.routes, f"{method} {path} is served twice"
-        node.routes[method] = Route(handler, reply_type, frozenset(parameters), takes_any_length)
+        node.routes[method] = route
         if method == "GET":
-            node.routes["HEAD"] = node.routes[method]
+            node.routes["HEAD"] = route
 
     def resolve(self, method: str, raw_path: str) -> tuple[Route, list[str]]:
         """Return the route of a path as sent over the wire, and the path's parameters, decoded.

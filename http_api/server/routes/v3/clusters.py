@@ -7,7 +7,7 @@ to every path, of the cluster id and Accept.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError, excerpt
@@ -16,6 +16,7 @@ from http_api.contract.media_types import JSON, V3_REPLIES
 from http_api.contract.resources import Features
 from http_api.contract.v3 import Links
 from http_api.server.answers import json_reply
+from http_api.server.pages import page_of
 from http_api.server.request_parsing import (
     MAX_ADMIN_BODY_BYTES,
     check_accept,
@@ -34,9 +35,12 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from http_api.contract.operations.declaration import Operation
     from http_api.server.answers import ApiContext
-    from http_api.server.routing import PathRouter
+    from http_api.server.pages import PageKey
+    from http_api.server.routing import Handler, PathRouter
 
+T = TypeVar("T")
 
 ALL = "-"
 """Segment of a path that means all topics, partitions or brokers."""
@@ -70,7 +74,29 @@ class V3Routes:
 
         ``parameters`` declares the names that a query may have; ``takes_any_length``: see `Route`.
         """
+        router.add(
+            method,
+            "/v3/clusters/{cluster}" + path,
+            self._checked(handler, replies),
+            JSON,
+            parameters,
+            takes_any_length=takes_any_length,
+        )
 
+    def _serve(
+        self,
+        router: PathRouter,
+        operation: Operation,
+        handler: V3Handler,
+        replies: Mapping[str, str] = V3_REPLIES,
+    ) -> None:
+        """Serve an operation below this cluster; 404 for another cluster, 406 for another Accept.
+
+        ``replies`` maps the types that Accept may name to those of the answers.
+        """
+        router.serve(operation, self._checked(handler, replies))
+
+    def _checked(self, handler: V3Handler, replies: Mapping[str, str]) -> Handler:
         async def handle(
             request: web.Request, cluster: str, *parameters: str
         ) -> web.StreamResponse:
@@ -81,14 +107,27 @@ class V3Routes:
             answer = await handler(request, *parameters)
             return json_reply(answer, JSON) if isinstance(answer, dict) else answer
 
-        router.add(
-            method,
-            "/v3/clusters/{cluster}" + path,
-            handle,
-            JSON,
-            parameters,
-            takes_any_length=takes_any_length,
-        )
+        return handle
+
+    def _page(
+        self,
+        request: web.Request,
+        kind: str,
+        items: Iterable[T],
+        *,
+        key: Callable[[T], PageKey],
+        shape: Callable[[T], v3.JsonObject],
+        path: tuple[object, ...],
+    ) -> v3.JsonObject:
+        """Answer a list, or the page of it that the query names; ``path`` lies below the cluster.
+
+        ``key`` gives the names and numbers by which the list is ordered, ``shape`` the resource.
+        """
+        url = self._links.url(*path)
+        page = page_of(request.query, url, items, key)
+        answer = self._links.collection(kind, [shape(item) for item in page.items], *path)
+        answer["metadata"]["next"] = page.next_url
+        return answer
 
 
 _ACCESS_PARAMETERS = (

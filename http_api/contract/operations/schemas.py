@@ -1,0 +1,72 @@
+"""JSON Schemas of answers, read off their examples, and small schemas that bodies share.
+
+An answer is declared by an example, which the functions that make the answers produce where they
+can. `schema_of` derives the types of its fields from it, so an example can't contradict its schema.
+What an example can't show stands in two tables: fields that may be null, and fields that may be
+absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+NULLABLE: Final = frozenset({"next"})
+"""Names of fields that hold null where there is no value, in any answer."""
+OPTIONAL: Final = frozenset[str]()
+"""Names of fields that are absent where there is no value, in any answer."""
+
+Schema = Mapping[str, Any]
+
+
+class ByName(dict[str, Any]):
+    """Example of an object whose fields are named by the data, as configs by their names.
+
+    Its values are alike; the first one stands for all of them.
+    """
+
+
+def schema_of(example: Any, name: str = "") -> dict[str, Any]:
+    """Return the schema of values like ``example``, which is the field ``name`` of an object.
+
+    Fields that an object has besides those of the example are allowed: answers may grow.
+    """
+    if example is None:
+        return {}
+    found = _schema_of_value(example)
+    if name in NULLABLE:
+        return found | {"type": [found["type"], "null"]}
+    return found
+
+
+def _schema_of_value(example: Any) -> dict[str, Any]:
+    match example:
+        case bool():
+            return {"type": "boolean"}
+        case int():
+            return {"type": "integer"}
+        case float():
+            return {"type": "number"}
+        case str():
+            return {"type": "string"}
+        case list():
+            return {"type": "array", "items": schema_of(example[0]) if example else {}}
+        case ByName():
+            return {
+                "type": "object",
+                "additionalProperties": schema_of(next(iter(example.values()))),
+            }
+        case dict():
+            return {
+                "type": "object",
+                "properties": {name: schema_of(value, name) for name, value in example.items()},
+                "required": [name for name in example if name not in OPTIONAL],
+            }
+        case _:
+            msg = f"example {example!r} is no JSON"
+            raise TypeError(msg)
+
+
+def nullable(schema: Schema) -> dict[str, Any]:
+    """Return a schema that takes null, too."""
+    return {**schema, "type": [schema["type"], "null"]}
