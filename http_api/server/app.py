@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from http_api.contract.foreign_pages import ANY_HOST, TrustedHosts
+from http_api.contract.operations.declaration import Operation
 from http_api.server.answers import (
     ERROR_TYPE,
     MAX_HEADERS,
@@ -63,6 +64,8 @@ SHUTDOWN_GRACE_S = 3.0
 """Time for requests in flight at `HttpServer.stop` to finish; then they are cancelled."""
 KEEPALIVE_S = 75.0
 BACKLOG = 1_024
+OPERATION = web.RequestKey("operation", Operation)
+"""Declaration of the route that handles a request; missing where no route does."""
 IGNORED = web.RequestKey("ignored", tuple[str, ...])
 """Names of a request's query parameters that have no effect."""
 LANE: web.AppKey[FastLane | None] = web.AppKey("lane")
@@ -95,6 +98,7 @@ def build_app(
         headers = request.headers
         trusted.check(request.method, headers.getall("Host", ()), headers.getall("Origin", ()))
         route, parameters = router.resolve(request.method, request.rel_url.raw_path)
+        request[OPERATION] = route.operation
         request[ERROR_TYPE] = route.reply_type
         if request.rel_url.raw_query_string:
             names = [name for name, _ in request.query.items()]

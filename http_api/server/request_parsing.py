@@ -53,28 +53,6 @@ def _path_integer(raw: str) -> int:
     return number
 
 
-def query_integer(
-    query: Mapping[str, str], name: str, default: int | None, low: int, high: int
-) -> int:
-    """Return a number of the query between ``low`` and ``high``; mandatory without ``default``."""
-    raw = query.get(name)
-    if raw is None and default is not None:
-        return default
-    value = None if raw is None else parse_integer(raw)
-    if value is None or not low <= value <= high:
-        raise bad_parameter(name, raw, f"an integer from {low} to {high}")
-    return value
-
-
-def query_flag(query: Mapping[str, str], name: str) -> bool:
-    """Return a ``true`` or ``false`` of the query; absent is false."""
-    raw = query.get(name, "false")
-    value = _TRUE.get(raw.lower())
-    if value is None:
-        raise bad_parameter(name, raw, "true or false")
-    return value
-
-
 BODY_READ_TIMEOUT_S = 60.0
 """Longest time for a body to arrive, else 408: a silent client holds memory. The largest body takes
 this long at 300 KB/s."""

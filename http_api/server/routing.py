@@ -8,7 +8,7 @@ dict access per segment. A variable segment may end in an action, as in ``/broke
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
@@ -26,17 +26,16 @@ Handler = Callable[..., Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The handler of one method of one path."""
+    """The handler of one operation, and what each request needs of its declaration."""
 
+    operation: Operation
     handler: Handler
     reply_type: str
     """Content-Type of its answers, and therefore of its errors."""
     parameters: frozenset[str]
     """Names of the query parameters it takes; any other is refused before the handler runs."""
-    takes_any_length: bool = False
+    takes_any_length: bool
     """The body is read as a stream, so its length has no limit."""
-    operation: Operation | None = None
-    """Declaration of the route; None: its module is not converted yet."""
 
 
 @dataclass(slots=True)
@@ -58,40 +57,7 @@ class PathRouter:
 
     def serve(self, operation: Operation, handler: Handler) -> None:
         """Serve a declared operation; GET serves HEAD too."""
-        self.operations.append(operation)
-        self._place(
-            operation.method,
-            operation.path,
-            Route(
-                handler,
-                operation.reply_type,
-                operation.parameter_names,
-                operation.body is not None and operation.body.is_stream,
-                operation,
-            ),
-        )
-
-    def add(
-        self,
-        method: str,
-        path: str,
-        handler: Handler,
-        reply_type: str,
-        parameters: Iterable[str] = (),
-        *,
-        takes_any_length: bool = False,
-    ) -> None:
-        """Serve ``method`` of ``path``; GET serves HEAD too.
-
-        Variable segments are written ``{name}``, or ``{name}:action``. ``reply_type`` is the
-        Content-Type of the answers. ``parameters`` declares the names that a query may have.
-        ``takes_any_length``: see `Route`.
-        """
-        self._place(
-            method, path, Route(handler, reply_type, frozenset(parameters), takes_any_length)
-        )
-
-    def _place(self, method: str, path: str, route: Route) -> None:
+        method, path = operation.method, operation.path
         node = self._root
         for segment in path.split("/"):
             if not segment:
@@ -104,9 +70,17 @@ class PathRouter:
             else:
                 node = node.fixed.setdefault(segment, _Node())
         assert method not in node.routes, f"{method} {path} is served twice"
-        node.routes[method] = route
+        body = operation.body
+        node.routes[method] = Route(
+            operation=operation,
+            handler=handler,
+            reply_type=operation.reply_type,
+            parameters=operation.parameter_names,
+            takes_any_length=body is not None and body.is_stream,
+        )
         if method == "GET":
-            node.routes["HEAD"] = route
+            node.routes["HEAD"] = node.routes[method]
+        self.operations.append(operation)
 
     def resolve(self, method: str, raw_path: str) -> tuple[Route, list[str]]:
         """Return the route of a path as sent over the wire, and the path's parameters, decoded.

@@ -123,7 +123,7 @@ class Operation:
     """Heading under which the pages list it."""
     summary: str
     replies: tuple[Reply, ...]
-    """Answers that are no errors. The first Content-Type of the first one is that of its errors."""
+    """Answers that are no errors."""
     parameters: tuple[Parameter, ...] = ()
     """Query parameters; any other is refused before the handler runs."""
     headers: tuple[Parameter, ...] = ()
@@ -131,12 +131,16 @@ class Operation:
     body: Body | None = None
     errors: tuple[RestCode, ...] = ()
     """Codes besides those in `codes` that every operation has."""
+    error_headers: tuple[Header, ...] = ()
+    """Headers that an answer with an error may have."""
     description: str = ""
+    error_type: str = ""
+    """Content-Type of its errors, if it is not the first one of the first answer."""
 
     @property
     def reply_type(self) -> str:
-        """Content-Type of the answers, and therefore of the errors."""
-        return next(iter(self.replies[0].content))
+        """Content-Type of its errors until the request's Accept is known."""
+        return self.error_type or next(iter(self.replies[0].content))
 
     @property
     def parameter_names(self) -> frozenset[str]:

@@ -11,9 +11,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-NULLABLE: Final = frozenset({"next"})
+NULLABLE: Final = frozenset(
+    {
+        "broker_epoch",
+        "caught_up_age_ms",
+        "contact_age_ms",
+        "controller",
+        "controller_id",
+        "current_offset",
+        "directory_id",
+        "error",
+        "error_code",
+        "fence",
+        "instance_id",
+        "key",
+        "lag",
+        "last_caught_up_timestamp",
+        "last_fetch_timestamp",
+        "last_known_leader",
+        "leader",
+        "leader_end_offset",
+        "leader_id",
+        "log_directory_error",
+        "log_end_index",
+        "log_end_offset",
+        "max_lag",
+        "max_lag_consumer",
+        "max_lag_partition",
+        "max_lag_partition_id",
+        "max_lag_topic_name",
+        "next",
+        "offset",
+        "partition",
+        "rack",
+        "shutdown_blocked_by",
+        "state",
+        "total_lag",
+        "url",
+        "value",
+    }
+)
 """Names of fields that hold null where there is no value, in any answer."""
-OPTIONAL: Final = frozenset[str]()
+OPTIONAL: Final = frozenset({"drain_progress", "key", "shutdown_blocked_by", "value"})
 """Names of fields that are absent where there is no value, in any answer."""
 
 Schema = Mapping[str, Any]
@@ -24,6 +63,13 @@ class ByName(dict[str, Any]):
 
     Its values are alike; the first one stands for all of them.
     """
+
+
+class Either:
+    """Examples of an answer that has one of several shapes."""
+
+    def __init__(self, *examples: Any) -> None:
+        self.examples = examples
 
 
 def schema_of(example: Any, name: str = "") -> dict[str, Any]:
@@ -51,6 +97,8 @@ def _schema_of_value(example: Any) -> dict[str, Any]:
             return {"type": "string"}
         case list():
             return {"type": "array", "items": schema_of(example[0]) if example else {}}
+        case Either(examples=examples):
+            return {"anyOf": [schema_of(each) for each in examples]}
         case ByName():
             return {
                 "type": "object",

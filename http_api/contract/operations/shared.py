@@ -33,7 +33,7 @@ LINKS: Final = Links(BASE_URL, CLUSTER_ID)
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PathSegment:
     """Variable segment of paths."""
 
     description: str
@@ -55,19 +55,27 @@ _NUMBER: Final[Mapping[str, Any]] = {
 }
 _WORD: Final[Mapping[str, Any]] = {"type": "string", "minLength": 1}
 
-SEGMENTS: Final[Mapping[str, Segment]] = {
-    "cluster_id": Segment("Id of this cluster.", CLUSTER_ID, _WORD),
-    "topic_name": Segment("Name of a topic.", TOPIC, NAME_SCHEMA),
-    "partition_id": Segment("Number of a partition.", 0, _NUMBER),
-    "broker_id": Segment("Id of a broker.", 1, _NUMBER),
-    "config_name": Segment("Name of a config.", "retention.ms", _WORD),
-    "consumer_group_id": Segment("Name of a consumer group.", GROUP, NAME_SCHEMA),
-    "consumer_id": Segment("Name of a member of the group.", INSTANCE, NAME_SCHEMA),
-    "group_name": Segment("Name of a consumer group.", GROUP, NAME_SCHEMA),
-    "instance": Segment("Name of a consumer instance.", INSTANCE, NAME_SCHEMA),
+SEGMENTS: Final[Mapping[str, PathSegment]] = {
+    "cluster_id": PathSegment("Id of this cluster.", CLUSTER_ID, _WORD),
+    "topic_name": PathSegment("Name of a topic.", TOPIC, NAME_SCHEMA),
+    "partition_id": PathSegment("Number of a partition.", 0, _NUMBER),
+    "broker_id": PathSegment("Id of a broker.", 1, _NUMBER),
+    "config_name": PathSegment("Name of a config.", "retention.ms", _WORD),
+    "consumer_group_id": PathSegment("Name of a consumer group.", GROUP, NAME_SCHEMA),
+    "consumer_id": PathSegment("Name of a member of the group.", INSTANCE, NAME_SCHEMA),
+    "group_name": PathSegment("Name of a consumer group.", GROUP, NAME_SCHEMA),
+    "instance": PathSegment("Name of a consumer instance.", INSTANCE, NAME_SCHEMA),
 }
 """Every variable segment of a path, by the name that it has in all paths. Where a path takes ``-``
 for all, the operation says so."""
+
+# Fields of bodies
+
+VALIDATE_ONLY: Final = {
+    "type": ["boolean", "null"],
+    "description": "Check the request and change nothing.",
+}
+CONFIG_VALUE: Final = {"type": ["string", "number", "boolean", "null"]}
 
 # Groups of error codes
 
@@ -80,6 +88,18 @@ FROM_COORDINATOR: Final = (RestCode.BROKER_NOT_AVAILABLE, RestCode.KAFKA_RETRIAB
 
 RETRY_AFTER: Final = Header("Retry-After", "Seconds to wait before the request is sent again.", 1)
 """Header of a 503."""
+
+# Epochs of readers
+
+SEEN_EPOCH: Final = IntegerParameter(
+    "seen_epoch",
+    maximum=INT32_MAX,
+    description=(
+        "The largest `Quorumlog-Leader-Epoch` that the reader has seen: a broker that knows only "
+        "a lower one catches up first."
+    ),
+    example=5,
+)
 
 # Pages of lists
 
@@ -129,19 +149,20 @@ def listing(
     summary: str,
     row: JsonObject,
     *,
+    kind: str | None = None,
     parameters: tuple[Parameter, ...] = (),
     errors: tuple[RestCode, ...] = (),
     description: str = "",
 ) -> Operation:
     """Return the declaration of a GET that answers a list in pages; ``row`` is an example of one.
 
-    The other arguments are those of `resource`.
+    ``kind`` names its rows where they don't do so themselves; see `resource` for the others.
     """
     return resource(
         path,
         tag,
         summary,
-        collection(row, path),
+        collection(row, path, kind),
         parameters=(*parameters, PAGE_SIZE, PAGE_TOKEN),
         errors=errors,
         description=description,

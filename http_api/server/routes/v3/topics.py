@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
-from http_api.contract.operations import topics as declared
+from http_api.contract.operations import topic_operations as declared
 from http_api.contract.operations.declaration import fields_of
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import NOT_HOSTED, topic_or_404

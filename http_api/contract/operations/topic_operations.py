@@ -16,11 +16,13 @@ from http_api.contract.operations.declaration import (
 )
 from http_api.contract.operations.parameters import INT32_MAX, FlagParameter
 from http_api.contract.operations.shared import (
+    CONFIG_VALUE,
     FROM_CONTROLLER,
     LINKS,
     NAME_SCHEMA,
     TOPIC,
     TOPIC_ID,
+    VALIDATE_ONLY,
     listing,
     resource,
 )
@@ -41,11 +43,6 @@ _ASSIGNMENTS = {
     },
     "additionalProperties": False,
 }
-_VALIDATE_ONLY = {
-    "type": ["boolean", "null"],
-    "description": "Check the request and change nothing.",
-}
-CONFIG_VALUE: Final = {"type": ["string", "number", "boolean", "null"]}
 
 LIST: Final = listing(
     _TOPICS,
@@ -86,7 +83,7 @@ CREATE: Final = Operation(
                     "required": ["name"],
                 },
             },
-            "validate_only": _VALIDATE_ONLY,
+            "validate_only": VALIDATE_ONLY,
         },
         needed=("topic_name",),
         example={
@@ -116,7 +113,7 @@ GROW: Final = Operation(
         fields={
             "partitions_count": {"type": "integer", "minimum": 1, "maximum": INT32_MAX},
             "replicas_assignments": _ASSIGNMENTS,
-            "validate_only": _VALIDATE_ONLY,
+            "validate_only": VALIDATE_ONLY,
         },
         needed=("partitions_count",),
         example={"partitions_count": 12},
