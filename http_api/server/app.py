@@ -33,6 +33,7 @@ from http_api.server.query_parameters import (
     ignored_header,
 )
 from http_api.server.request_parsing import continue_unless_too_large
+from http_api.server.routes.api_document import DocumentRoutes
 from http_api.server.routes.broker_state import OpsRoutes, StateRoutes
 from http_api.server.routes.v2.consumer_instances import ConsumerRoutes
 from http_api.server.routes.v2.fetch_records import FetchRoutes
@@ -93,6 +94,7 @@ def build_app(
         routes.add_to(router)
     if debug_state is not None:
         StateRoutes(debug_state).add_to(router)
+    DocumentRoutes(context).add_to(router)
 
     async def dispatch(request: web.Request) -> web.StreamResponse:
         headers = request.headers

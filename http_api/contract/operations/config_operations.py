@@ -60,6 +60,13 @@ _TOPIC_ENTRIES: Final = {
 }
 
 
+_VALUE_BODY: Final = Body(
+    fields={"value": {"type": ["string", "number", "boolean"]}},
+    needed=("value",),
+    example={"value": "3600000"},
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigOperations:
     """The operations on the configs of one kind of target."""
@@ -103,11 +110,7 @@ def _operations(
             CLUSTER + one,
             tag=_TAG,
             summary=f"Set a config of {target}",
-            body=Body(
-                fields={"value": {"type": ["string", "number", "boolean"]}},
-                needed=("value",),
-                example={"value": "3600000"},
-            ),
+            body=_VALUE_BODY,
             replies=(no_content("The value is in force."),),
             errors=(*errors, *FROM_CONTROLLER),
         ),

@@ -65,6 +65,11 @@ SEGMENTS: Final[Mapping[str, PathSegment]] = {
     "consumer_id": PathSegment("Name of a member of the group.", INSTANCE, NAME_SCHEMA),
     "group_name": PathSegment("Name of a consumer group.", GROUP, NAME_SCHEMA),
     "instance": PathSegment("Name of a consumer instance.", INSTANCE, NAME_SCHEMA),
+    "file_name": PathSegment("Name of a file of the page.", "swagger-ui.css", _WORD),
+    **{
+        f"part_{number}": PathSegment("Name of a place, one level below.", example, _WORD)
+        for number, example in enumerate(("topics", TOPIC, "partitions", "0", "isr", "1"))
+    },
 }
 """Every variable segment of a path, by the name that it has in all paths. Where a path takes ``-``
 for all, the operation says so."""
