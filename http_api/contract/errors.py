@@ -106,6 +106,8 @@ MEANINGS: Mapping[RestCode, str] = {
     RestCode.FORMAT_MISMATCH: "Accept names another format than the consumer instance's",
     RestCode.INSTANCE_EXISTS: "the name of an instance is taken",
     RestCode.ILLEGAL_STATE: "the instance's state, or the group's live members, forbid it",
+    RestCode.LOG_TRUNCATED: "the log does not hold what was read before this position",
+    RestCode.TOPIC_CHANGED: "the topic was deleted, and another one has its name",
     RestCode.FENCED_INSTANCE_ID: "a newer consumer has the same group.instance.id",
     RestCode.OUT_OF_ORDER_SEQUENCE: "the sequence leaves a gap; nothing was written",
     RestCode.INVALID_PRODUCER_EPOCH: "a newer epoch of the producer has written",

@@ -207,6 +207,8 @@ def _response(
     headers = {one.name: {"$ref": f"#/components/headers/{one.name}"} for one in ANSWER_HEADERS}
     if status == 503:
         headers[RETRY_AFTER.name] = {"$ref": f"#/components/headers/{RETRY_AFTER.name}"}
+    if status >= 400:
+        headers |= {header.name: _header(header) for header in operation.error_headers}
     for reply in replies:
         headers |= {header.name: _header(header) for header in reply.headers}
         for name, example in reply.content.items():
