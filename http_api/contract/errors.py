@@ -84,6 +84,54 @@ class RestCode(IntEnum):
     BROKER_NOT_AVAILABLE = 50302
 
 
+MEANINGS: Mapping[RestCode, str] = {
+    RestCode.BAD_REQUEST: "not JSON, a wrong type, not base64, or a control character in a name",
+    RestCode.FOREIGN_PAGE: "a web page of another site, or an unknown Host",
+    RestCode.NOT_FOUND: "no such endpoint, cluster, broker, config or reassignment",
+    RestCode.METHOD_NOT_ALLOWED: "the path has other methods",
+    RestCode.NOT_ACCEPTABLE: "Accept takes nothing that the path answers with",
+    RestCode.REQUEST_TIMEOUT: "the body did not arrive in time",
+    RestCode.TOO_LARGE: "the body, or what it holds, is over a limit",
+    RestCode.UNSUPPORTED_MEDIA_TYPE: "another Content-Type is to be sent",
+    RestCode.EXPECTATION_FAILED: "Expect is not 100-continue",
+    RestCode.UNPROCESSABLE: "well-formed JSON that is not such a request",
+    RestCode.HEADER_TOO_LARGE: "a header is over max_header_bytes, or there are too many",
+    RestCode.KAFKA_BAD_REQUEST: "a bad parameter, name, number or config, or an existing topic",
+    RestCode.CONSUMER_CONFIG: "a wrong setting of a consumer instance",
+    RestCode.FORBIDDEN: "the cluster forbids it",
+    RestCode.TOPIC_NOT_FOUND: "topic not found",
+    RestCode.PARTITION_NOT_FOUND: "partition not found",
+    RestCode.UNKNOWN_TOPIC_OR_PARTITION: "topic, partition or consumer instance not found",
+    RestCode.GROUP_NOT_FOUND: "no such consumer group",
+    RestCode.FORMAT_MISMATCH: "Accept names another format than the consumer instance's",
+    RestCode.INSTANCE_EXISTS: "the name of an instance is taken",
+    RestCode.ILLEGAL_STATE: "the instance's state, or the group's live members, forbid it",
+    RestCode.LOG_TRUNCATED: "the log does not hold what was read before this position",
+    RestCode.TOPIC_CHANGED: "the topic was deleted, and another one has its name",
+    RestCode.FENCED_INSTANCE_ID: "a newer consumer has the same group.instance.id",
+    RestCode.OUT_OF_ORDER_SEQUENCE: "the sequence leaves a gap; nothing was written",
+    RestCode.INVALID_PRODUCER_EPOCH: "a newer epoch of the producer has written",
+    RestCode.OLD_SEQUENCE: "the sequence is too old to be known; the outcome is unknown",
+    RestCode.KEY_SCHEMA_MISSING: "the format needs a key schema",
+    RestCode.VALUE_SCHEMA_MISSING: "the format needs a value schema",
+    RestCode.JSON_CONVERSION: "stored bytes are not what the format can show",
+    RestCode.INVALID_SCHEMA: "schemas are not supported",
+    RestCode.PAYLOAD: "the body is empty",
+    RestCode.BATCH: "the batch is empty, too large, or its ids are wrong; nothing is written",
+    RestCode.KAFKA_ERROR: "the cluster could not do it",
+    RestCode.KAFKA_RETRIABLE_ERROR: "the cluster could not do it at present",
+    RestCode.BROKER_NOT_AVAILABLE: "a broker or a controller is not available at present",
+}
+"""Meaning of each code, in a few words."""
+
+
+def status_of(code: RestCode) -> int:
+    """Return the HTTP status of an answer with this code."""
+    if code is RestCode.CONSUMER_CONFIG:
+        return 422
+    return int(code) if code < 1_000 else int(code) // 100
+
+
 class RestStatus(NamedTuple):
     """HTTP status and REST code of an error."""
 

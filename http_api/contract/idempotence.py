@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 PRODUCER_ID = "Quorumlog-Producer-Id"
 PRODUCER_EPOCH = "Quorumlog-Producer-Epoch"
 SEQUENCE = "Quorumlog-Sequence"
-_LIMITS = {PRODUCER_ID: (1 << 63) - 1, PRODUCER_EPOCH: EPOCH_MAX, SEQUENCE: SEQUENCES - 1}
+HEADER_LIMITS = {PRODUCER_ID: (1 << 63) - 1, PRODUCER_EPOCH: EPOCH_MAX, SEQUENCE: SEQUENCES - 1}
+"""Largest value of each header, in the order of the fields of `Claim`."""
 _INTEGER = re.compile(r"\d{1,19}")
 
 
 def claim_headers(claim: Claim) -> dict[str, str]:
     """Return the headers with which a client sends a claim."""
-    return dict(zip(_LIMITS, map(str, claim), strict=True))
+    return dict(zip(HEADER_LIMITS, map(str, claim), strict=True))
 
 
 def claim_of(headers: Mapping[str, str]) -> Claim | None:
@@ -37,18 +38,18 @@ def claim_of(headers: Mapping[str, str]) -> Claim | None:
     Raises:
         RestError: 400/40002, naming the header and the expected value.
     """
-    given = {name: headers.get(name) for name in _LIMITS}
+    given = {name: headers.get(name) for name in HEADER_LIMITS}
     if all(value is None for value in given.values()):
         return None
     numbers = []
     for name, value in given.items():
         if value is None:
-            others = ", ".join(other for other in _LIMITS if given[other] is not None)
+            others = ", ".join(other for other in HEADER_LIMITS if given[other] is not None)
             raise _bad_header(
                 f"Header '{name}' is missing beside {others}: expected all three or none"
             )
-        if not _INTEGER.fullmatch(value) or int(value) > _LIMITS[name]:
-            expected = f"an integer from 0 to {_LIMITS[name]}"
+        if not _INTEGER.fullmatch(value) or int(value) > HEADER_LIMITS[name]:
+            expected = f"an integer from 0 to {HEADER_LIMITS[name]}"
             raise _bad_header(f"Header '{name}' is '{excerpt(value)}': expected {expected}")
         numbers.append(int(value))
     return Claim(*numbers)

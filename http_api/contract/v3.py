@@ -53,11 +53,13 @@ class Links:
             "cluster_id": self.cluster_id,
         }
 
-    def collection(self, kind: str, data: list[JsonObject], *path: object) -> JsonObject:
-        """Return a list of resources. There are no pages, so ``next`` is always null."""
+    def collection(
+        self, kind: str, data: list[JsonObject], *path: object, next_url: str | None = None
+    ) -> JsonObject:
+        """Return a list of resources; ``next_url`` is that of the next page, None at the end."""
         return {
             "kind": f"{kind}List",
-            "metadata": {"self": self.url(*path), "next": None},
+            "metadata": {"self": self.url(*path), "next": next_url},
             "data": data,
         }
 

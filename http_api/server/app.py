@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from http_api.contract.foreign_pages import ANY_HOST, TrustedHosts
+from http_api.contract.operations.declaration import Operation
 from http_api.server.answers import (
     ERROR_TYPE,
     MAX_HEADERS,
@@ -32,6 +33,7 @@ from http_api.server.query_parameters import (
     ignored_header,
 )
 from http_api.server.request_parsing import continue_unless_too_large
+from http_api.server.routes.api_document import DocumentRoutes
 from http_api.server.routes.broker_state import OpsRoutes, StateRoutes
 from http_api.server.routes.v2.consumer_instances import ConsumerRoutes
 from http_api.server.routes.v2.fetch_records import FetchRoutes
@@ -63,6 +65,8 @@ SHUTDOWN_GRACE_S = 3.0
 """Time for requests in flight at `HttpServer.stop` to finish; then they are cancelled."""
 KEEPALIVE_S = 75.0
 BACKLOG = 1_024
+OPERATION = web.RequestKey("operation", Operation)
+"""Declaration of the route that handles a request; missing where no route does."""
 IGNORED = web.RequestKey("ignored", tuple[str, ...])
 """Names of a request's query parameters that have no effect."""
 LANE: web.AppKey[FastLane | None] = web.AppKey("lane")
@@ -90,11 +94,13 @@ def build_app(
         routes.add_to(router)
     if debug_state is not None:
         StateRoutes(debug_state).add_to(router)
+    DocumentRoutes(context).add_to(router)
 
     async def dispatch(request: web.Request) -> web.StreamResponse:
         headers = request.headers
         trusted.check(request.method, headers.getall("Host", ()), headers.getall("Origin", ()))
         route, parameters = router.resolve(request.method, request.rel_url.raw_path)
+        request[OPERATION] = route.operation
         request[ERROR_TYPE] = route.reply_type
         if request.rel_url.raw_query_string:
             names = [name for name, _ in request.query.items()]

@@ -39,21 +39,19 @@ from http_api.contract.media_types import (
     accepts_zstd,
     choose_reply,
 )
+from http_api.contract.operations import fetch_operations as fetches
+from http_api.contract.operations import produce_operations as produces
 from http_api.server.answers import SERVER
-from http_api.server.query_parameters import LEADER_EPOCH_MAX
-from http_api.server.request_parsing import OFFSET_MAX
+from http_api.server.request_parsing import INT32_MAX, OFFSET_MAX
 from http_api.server.routes.v2.fetch_records import (
     MANY_FRAMES,
-    MAX_BYTES_DEFAULT,
     in_one_frame,
     leader_url,
     readable_bytes,
 )
-from http_api.server.routes.v2.fetch_records import TIMEOUT_MS_DEFAULT as FETCH_TIMEOUT_MS_DEFAULT
 from http_api.server.routes.v2.produce_records import (
     ACKS,
     STORED_FORMATS,
-    TIMEOUT_MS_DEFAULT,
     answer_with_failures,
     read_records,
 )
@@ -257,7 +255,7 @@ class FastLane:
             return None
         partition = None if match[2] is None else PartitionId(int(match[2]))
         longest = self._limits.max_produce_timeout_ms
-        acks, timeout_ms = ACKS_ALL, min(TIMEOUT_MS_DEFAULT, longest)
+        acks, timeout_ms = ACKS_ALL, produces.TIMEOUT.default_value(self._limits)
         query = _query(match[3] or "", {"acks", "timeout"})
         if query is None:
             return None
@@ -417,8 +415,8 @@ class FastLane:
         if not all(map(_DIGITS.fullmatch, query.values())):
             return None
         offset = int(query.get("offset", -1))
-        max_bytes = int(query.get("max_bytes", MAX_BYTES_DEFAULT))
-        timeout_ms = int(query.get("timeout", FETCH_TIMEOUT_MS_DEFAULT))
+        max_bytes = int(query.get("max_bytes", fetches.MAX_BYTES.default_value(self._limits)))
+        timeout_ms = int(query.get("timeout", fetches.TIMEOUT.default_value(self._limits)))
         leader_epoch = int(query.get("leader_epoch", UNKNOWN_EPOCH))
         seen_epoch = int(query.get("seen_epoch", UNKNOWN_EPOCH))
         limits = self._limits
@@ -426,7 +424,7 @@ class FastLane:
             0 <= offset <= OFFSET_MAX
             and 1 <= max_bytes <= limits.max_fetch_bytes
             and timeout_ms <= limits.max_fetch_wait_ms
-            and max(leader_epoch, seen_epoch) <= LEADER_EPOCH_MAX
+            and max(leader_epoch, seen_epoch) <= INT32_MAX
         ):
             return None
         return FetchQuery(

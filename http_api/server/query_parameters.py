@@ -26,17 +26,26 @@ from http_api.contract.grammar import (
     nearest,
     parse_position,
 )
-from http_api.server.request_parsing import OFFSET_MAX, bad_parameter, query_integer
+from http_api.contract.operations.fetch_operations import (
+    END_OFFSET,
+    END_TIMESTAMP,
+    LEADER_EPOCH,
+    OFFSET,
+    TIMESTAMP,
+)
+from http_api.contract.operations.parameters import bad_parameter
+from http_api.contract.operations.shared import SEEN_EPOCH
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+
+    from http_api.contract.operations.parameters import IntegerParameter
 
 IGNORED_PARAMETERS_HEADER: Final = "Quorumlog-Ignored-Parameters"
 IGNORED_PREFIX: Final = "_"
 """First character of names without a meaning: clients add such parameters to pass by caches."""
 IGNORED_NAMED_MAX: Final = 32
 """Most ignored names in the header, to limit its size."""
-LEADER_EPOCH_MAX: Final = 2_147_483_647
 IGNORED_CHARS_MAX: Final = 100
 """Longest part of an ignored name in the header."""
 
@@ -101,19 +110,14 @@ def read_end(query: Mapping[str, str], start: Position) -> ReadEnd | None:
     Raises:
         RestError: 400/40002 for a value that is no number, or an end before the start.
     """
-    given = {
-        name: query_integer(query, name, None, 0, OFFSET_MAX)
-        for name in ("end_offset", "end_timestamp")
-        if name in query
-    }
-    if not given:
+    end = ReadEnd(END_OFFSET.read_optional(query), END_TIMESTAMP.read_optional(query))
+    if end.offset is None and end.timestamp_ms is None:
         return None
-    end = ReadEnd(given.get("end_offset"), given.get("end_timestamp"))
     if isinstance(start, AtOffset) and end.offset is not None and end.offset < start.offset:
-        raise end_before_start("end_offset", end.offset, start.offset)
+        raise end_before_start(END_OFFSET.name, end.offset, start.offset)
     until_ms = end.timestamp_ms
     if isinstance(start, FromTime) and until_ms is not None and until_ms < start.timestamp_ms:
-        raise end_before_start("end_timestamp", until_ms, start.timestamp_ms)
+        raise end_before_start(END_TIMESTAMP.name, until_ms, start.timestamp_ms)
     return end
 
 
@@ -123,7 +127,7 @@ def offset_epoch(query: Mapping[str, str], position: Position) -> int:
     Raises:
         RestError: 400/40002 for a value that is no epoch, or beside another position.
     """
-    epoch = _epoch(query, "leader_epoch")
+    epoch = _epoch(query, LEADER_EPOCH)
     if epoch != UNKNOWN_EPOCH and not isinstance(position, AtOffset):
         text = "Parameter 'leader_epoch' belongs to an offset: expected it beside 'offset=N' only"
         raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
@@ -136,11 +140,12 @@ def seen_epoch(query: Mapping[str, str]) -> int:
     Raises:
         RestError: 400/40002 for a value that is no epoch.
     """
-    return _epoch(query, "seen_epoch")
+    return _epoch(query, SEEN_EPOCH)
 
 
-def _epoch(query: Mapping[str, str], name: str) -> int:
-    return query_integer(query, name, UNKNOWN_EPOCH, 0, LEADER_EPOCH_MAX)
+def _epoch(query: Mapping[str, str], parameter: IntegerParameter) -> int:
+    epoch = parameter.read_optional(query)
+    return UNKNOWN_EPOCH if epoch is None else epoch
 
 
 def end_before_start(name: str, end: int, start: int) -> RestError:
@@ -154,14 +159,14 @@ def read_start(query: Mapping[str, str]) -> Position:
     Raises:
         RestError: 400/40002 unless exactly one of them is given, in the grammar of positions.
     """
-    offset = query.get("offset")
-    if "timestamp" in query:
+    offset = query.get(OFFSET.name)
+    if TIMESTAMP.name in query:
         if offset is not None:
             text = "Parameters 'offset' and 'timestamp' are both given: expected one of them"
             raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
-        return FromTime(query_integer(query, "timestamp", None, 0, OFFSET_MAX))
+        return FromTime(TIMESTAMP.read(query))
     if offset is None:
-        raise bad_parameter("offset", None, POSITION_EXPECTED)
+        raise bad_parameter(OFFSET.name, None, POSITION_EXPECTED)
     try:
         return parse_position(offset)
     except GrammarError as error:

@@ -8,7 +8,6 @@ that carries the command out.
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,6 +15,10 @@ from aiohttp import hdrs, web
 
 from http_api.contract.errors import RestCode, RestError, envelope, excerpt, excerpt_of_value
 from http_api.contract.media_types import JSON, choose_reply, essence
+from http_api.contract.operations.parameters import INT32_MAX as INT32_MAX
+from http_api.contract.operations.parameters import OFFSET_MAX as OFFSET_MAX
+from http_api.contract.operations.parameters import bad_parameter as bad_parameter
+from http_api.contract.operations.parameters import parse_integer as parse_integer
 from http_api.contract.v2 import check_name
 from http_api.server.answers import error_type, reply
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 
-_INTEGER = re.compile(r"-?[0-9]{1,18}")
-"""At most 18 digits, which always fit into 64 bits."""
 _TRUE = {"true": True, "false": False}
 
 
@@ -45,45 +46,11 @@ def broker_id(raw: str) -> BrokerId:
 
 
 def _path_integer(raw: str) -> int:
-    if not _INTEGER.fullmatch(raw):
-        raise RestError(
-            404, RestCode.NOT_FOUND, f"HTTP 404 Not Found: '{excerpt(raw)}' is not a number"
-        )
-    return int(raw)
-
-
-def bad_parameter(name: str, value: str | None, expected: str) -> RestError:
-    """Return the 400 for a query parameter; ``value`` None: the parameter is missing."""
-    got = "is missing" if value is None else f"is '{excerpt(value)}'"
-    return RestError(
-        400, RestCode.KAFKA_BAD_REQUEST, f"Parameter '{name}' {got}: expected {expected}"
-    )
-
-
-def parse_integer(raw: str) -> int | None:
-    """Return the number that ``raw`` spells in decimal (at most 18 digits), or None."""
-    return int(raw) if _INTEGER.fullmatch(raw) else None
-
-
-def query_integer(
-    query: Mapping[str, str], name: str, default: int | None, low: int, high: int
-) -> int:
-    """Return a number of the query between ``low`` and ``high``; mandatory without ``default``."""
-    raw = query.get(name)
-    if raw is None and default is not None:
-        return default
-    if raw is None or not _INTEGER.fullmatch(raw) or not low <= int(raw) <= high:
-        raise bad_parameter(name, raw, f"an integer from {low} to {high}")
-    return int(raw)
-
-
-def query_flag(query: Mapping[str, str], name: str) -> bool:
-    """Return a ``true`` or ``false`` of the query; absent is false."""
-    raw = query.get(name, "false")
-    value = _TRUE.get(raw.lower())
-    if value is None:
-        raise bad_parameter(name, raw, "true or false")
-    return value
+    number = parse_integer(raw)
+    if number is None:
+        text = f"HTTP 404 Not Found: '{excerpt(raw)}' is not a number"
+        raise RestError(404, RestCode.NOT_FOUND, text)
+    return number
 
 
 BODY_READ_TIMEOUT_S = 60.0
@@ -92,10 +59,6 @@ this long at 300 KB/s."""
 MAX_ADMIN_BODY_BYTES = 1_048_576
 """Largest admin body: a thousand changes with the longest names. Decoding more would block the
 loop for too long."""
-INT32_MAX = 2**31 - 1
-"""Largest partition number, broker id or epoch."""
-OFFSET_MAX = 10**18 - 1
-"""Largest offset or timestamp that any path takes."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 

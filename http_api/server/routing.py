@@ -8,14 +8,17 @@ dict access per segment. A variable segment may end in an action, as in ``/broke
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from http_api.contract.errors import RestCode, RestError, excerpt
+
+if TYPE_CHECKING:
+    from http_api.contract.operations.declaration import Operation
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 """Signature ``async handler(request, *parameters)``: the path's variable segments, decoded."""
@@ -23,14 +26,15 @@ Handler = Callable[..., Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The handler of one method of one path."""
+    """The handler of one operation, and what each request needs of its declaration."""
 
+    operation: Operation
     handler: Handler
     reply_type: str
     """Content-Type of its answers, and therefore of its errors."""
     parameters: frozenset[str]
     """Names of the query parameters it takes; any other is refused before the handler runs."""
-    takes_any_length: bool = False
+    takes_any_length: bool
     """The body is read as a stream, so its length has no limit."""
 
 
@@ -48,23 +52,12 @@ class PathRouter:
 
     def __init__(self) -> None:
         self._root = _Node()
+        self.operations: list[Operation] = []
+        """Declarations of all routes, in the order in which they were added."""
 
-    def add(
-        self,
-        method: str,
-        path: str,
-        handler: Handler,
-        reply_type: str,
-        parameters: Iterable[str] = (),
-        *,
-        takes_any_length: bool = False,
-    ) -> None:
-        """Serve ``method`` of ``path``; GET serves HEAD too.
-
-        Variable segments are written ``{name}``, or ``{name}:action``. ``reply_type`` is the
-        Content-Type of the answers. ``parameters`` declares the names that a query may have.
-        ``takes_any_length``: see `Route`.
-        """
+    def serve(self, operation: Operation, handler: Handler) -> None:
+        """Serve a declared operation; GET serves HEAD too."""
+        method, path = operation.method, operation.path
         node = self._root
         for segment in path.split("/"):
             if not segment:
@@ -77,9 +70,17 @@ class PathRouter:
             else:
                 node = node.fixed.setdefault(segment, _Node())
         assert method not in node.routes, f"{method} {path} is served twice"
-        node.routes[method] = Route(handler, reply_type, frozenset(parameters), takes_any_length)
+        body = operation.body
+        node.routes[method] = Route(
+            operation=operation,
+            handler=handler,
+            reply_type=operation.reply_type,
+            parameters=operation.parameter_names,
+            takes_any_length=body is not None and body.is_stream,
+        )
         if method == "GET":
             node.routes["HEAD"] = node.routes[method]
+        self.operations.append(operation)
 
     def resolve(self, method: str, raw_path: str) -> tuple[Route, list[str]]:
         """Return the route of a path as sent over the wire, and the path's parameters, decoded.

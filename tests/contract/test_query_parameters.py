@@ -26,7 +26,7 @@ JSON_V2 = "application/vnd.kafka.json.v2+json"
         ("POST", f"{INSTANCE}/offsets", "after, async"),
         ("GET", f"{V3}/topics/flights", "include_authorized_operations"),
         ("GET", f"{V3}/topics/flights/partitions/0/offset", "offset_type, seen_epoch"),
-        ("GET", f"{V3}/brokers", "include"),
+        ("GET", f"{V3}/brokers", "include, page_size, page_token"),
         ("GET", f"{V3}/metadata/log", "max, offset, timeout"),
     ],
 )
@@ -43,7 +43,7 @@ async def test_an_undeclared_parameter_is_refused_and_nothing_is_done(
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/topics", "/topics/flights", "/brokers", "/healthz", f"{V3}/topics/flights/configs"],
+    ["/", "/topics", "/topics/flights", "/brokers", "/healthz", f"{V3}/features"],
 )
 async def test_a_path_without_parameters_reports_so(door: Door, path: str) -> None:
     answer = await door.get(f"{path}?x=1")

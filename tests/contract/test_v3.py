@@ -232,7 +232,8 @@ async def test_the_offsets_of_a_partition(door: Door, query: str) -> None:
 
 async def test_a_bad_offset_type_is_40002(door: Door) -> None:
     answer = await door.get(f"{V3}/topics/flights/partitions/1/offset?offset_type=middle")
-    message = "Parameter 'offset_type' is 'middle': expected earliest or latest"
+    words = "earliest, latest, earliest_offset or latest_offset"
+    message = f"Parameter 'offset_type' is 'middle': expected {words}"
     assert answer.golden == (400, JSON, {"error_code": 40002, "message": message})
 
 

@@ -15,6 +15,7 @@ import orjson
 from broker.config import BrokerLimits
 from http_api.contract.foreign_pages import TrustedHosts
 from http_api.server.app import HttpServer, build_app
+from tests.support.declared_answers import watch_answers
 from tests.support.fake_broker_apis import CLUSTER_ID, FakeBrokerApis
 
 ADVERTISED = "http://broker-1.test:8082"
@@ -126,9 +127,11 @@ async def open_door(
         apis.add_topic("flights", 2)
     limits = replace(limits or BrokerLimits(), http_fast_lane=FAST_LANE.get())
     app = build_app(apis, limits, ADVERTISED, None, TRUSTED)
+    check_answers = watch_answers(app)
     server = HttpServer(app, limits, shutdown_grace_s=grace_s)
     address = await server.start("127.0.0.1:0")
     try:
         yield Door(apis, server, address)
     finally:
         await server.stop()
+    check_answers()

@@ -6,6 +6,7 @@ import pytest
 from aiohttp import web
 
 from http_api.contract.errors import RestError
+from http_api.contract.operations.declaration import Operation, no_content
 from http_api.server.routing import Handler, PathRouter
 
 
@@ -20,10 +21,15 @@ async def partition(request: web.Request) -> web.Response:
 @pytest.fixture
 def router() -> PathRouter:
     router = PathRouter()
-    router.add("GET", "/topics/{topic}", topic, "a/b")
-    router.add("POST", "/topics/{topic}", topic, "a/b")
-    router.add("GET", "/topics/{topic}/partitions/{partition}", partition, "a/b")
+    serve(router, "GET", "/topics/{topic}", topic)
+    serve(router, "POST", "/topics/{topic}", topic)
+    serve(router, "GET", "/topics/{topic}/partitions/{partition}", partition)
     return router
+
+
+def serve(router: PathRouter, method: str, path: str, handler: Handler) -> None:
+    operation = Operation(method, path, tag="t", summary="s", replies=(no_content(),))
+    router.serve(operation, handler)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +68,7 @@ def test_parameters_come_in_order(router: PathRouter) -> None:
 def test_a_variable_segment_may_end_in_an_action(
     router: PathRouter, path: str, handler: Handler, parameters: list[str]
 ) -> None:
-    router.add("POST", "/topics/{topic}:close", partition, "a/b")
+    serve(router, "POST", "/topics/{topic}:close", partition)
     route, found = router.resolve("POST", path)
     assert (route.handler, found) == (handler, parameters)
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 import orjson
 
 from http_api.contract.media_types import JSON, TEXT, V2
+from http_api.contract.operations import state_operations as declared
 from http_api.server.answers import ApiContext, json_reply, reply
 from http_api.server.request_parsing import (
     INT32_MAX,
-    OFFSET_MAX,
     bad_parameter,
-    query_flag,
-    query_integer,
     topic_name,
 )
 from raft_metadata.common.ids import PartitionId, TopicName
@@ -36,9 +34,9 @@ class OpsRoutes:
         self._apis = context.apis
 
     def add_to(self, router: PathRouter) -> None:
-        router.add("GET", "/", self.root, V2)
-        router.add("GET", "/healthz", self.healthz, TEXT)
-        router.add("GET", "/readyz", self.readyz, TEXT)
+        router.serve(declared.ROOT, self.root)
+        router.serve(declared.HEALTHZ, self.healthz)
+        router.serve(declared.READYZ, self.readyz)
 
     async def root(self, request: web.Request) -> web.Response:
         """Answer ``{}``, Confluent's liveness answer."""
@@ -56,14 +54,6 @@ class OpsRoutes:
         return reply("".join(lines).encode(), TEXT, 200 if ready else 503)
 
 
-DEFAULT_REPLICAS = 500
-MAX_REPLICAS = 2_000
-"""Most replicas in one answer: 2 MB."""
-DEFAULT_EVENTS = 1_000
-MAX_EVENTS = 10_000
-"""Most events in one answer: 4 MB."""
-
-
 class StateRoutes:
     """Read-only routes, served whatever the broker's state is. Owner: the app."""
 
@@ -71,9 +61,8 @@ class StateRoutes:
         self._white_box = debug_state
 
     def add_to(self, router: PathRouter) -> None:
-        of_state = ("topic", "partition", "after", "limit", "chain", "from", "to")
-        router.add("GET", "/broker/v1/state", self.state, JSON, of_state)
-        router.add("GET", "/broker/v1/events", self.events, JSON, ("after", "limit"))
+        router.serve(declared.STATE, self.state)
+        router.serve(declared.EVENTS, self.events)
 
     async def state(self, request: web.Request) -> web.Response:
         """Answer the broker's state and a page of its replicas.
@@ -81,21 +70,22 @@ class StateRoutes:
         ``chain=true`` adds the batches of one partition, which must be named.
         """
         query = request.query
-        topic = topic_name(query["topic"]) if "topic" in query else None
-        partition = None
-        if "partition" in query:
-            number = query_integer(query, "partition", None, 0, INT32_MAX)
-            if topic is None:
-                raise bad_parameter("topic", None, "the topic of this partition")
-            partition = PartitionId(number)
-        limit = query_integer(query, "limit", DEFAULT_REPLICAS, 1, MAX_REPLICAS)
+        name = declared.STATE_TOPIC.read(query)
+        topic = None if name is None else topic_name(name)
+        number = declared.STATE_PARTITION.read_optional(query)
+        partition = None if number is None else PartitionId(number)
+        if partition is not None and topic is None:
+            raise bad_parameter(declared.STATE_TOPIC.name, None, "the topic of this partition")
+        limit = declared.STATE_LIMIT.read(query)
         wanted = None if topic is None else (topic, partition)
-        rows, last = await self._white_box.replicas(wanted, _place(query.get("after")), limit)
-        if query_flag(query, "chain"):
+        after = _place(declared.STATE_AFTER.read(query))
+        rows, last = await self._white_box.replicas(wanted, after, limit)
+        if declared.CHAIN.read(query):
             if topic is None or partition is None:
-                raise bad_parameter("partition", None, "one topic and partition, with chain=true")
-            start = _offset(query.get("from"), "from")
-            end = _offset(query.get("to"), "to")
+                expected = "one topic and partition, with chain=true"
+                raise bad_parameter(declared.STATE_PARTITION.name, None, expected)
+            start = declared.CHAIN_FROM.read_optional(query)
+            end = declared.CHAIN_TO.read_optional(query)
             rows[0]["chain"] = await self._white_box.chain(topic, partition, start, end)
         body = self._white_box.broker()
         body["partitions"] = rows
@@ -104,8 +94,8 @@ class StateRoutes:
 
     async def events(self, request: web.Request) -> web.Response:
         """Answer the events behind ``after``, oldest first."""
-        after = query_integer(request.query, "after", 0, 0, OFFSET_MAX)
-        limit = query_integer(request.query, "limit", DEFAULT_EVENTS, 1, MAX_EVENTS)
+        after = declared.EVENTS_AFTER.read(request.query)
+        limit = declared.EVENTS_LIMIT.read(request.query)
         events = await self._white_box.events(after, limit)
         said = self._white_box.broker()
         newest = orjson.loads(events[-1])["sequence"] if events else after
@@ -119,12 +109,6 @@ class StateRoutes:
             }
         )
         return reply(b'%b,"events":[%b]}' % (head[:-1], b",".join(events)), JSON)
-
-
-def _offset(raw: str | None, name: str) -> int | None:
-    if raw is None:
-        return None
-    return query_integer({name: raw}, name, None, 0, OFFSET_MAX)
 
 
 def _place(raw: str | None) -> Place | None:

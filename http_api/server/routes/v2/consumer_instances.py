@@ -38,14 +38,13 @@ from http_api.contract.media_types import (
     choose_reply,
     embedded_type,
 )
+from http_api.contract.operations import instance_operations as declared
 from http_api.contract.v2 import check_name
 from http_api.server.answers import ERROR_TYPE, MOVES_POSITIONS, json_reply, reply
 from http_api.server.request_parsing import (
     accept_of,
-    bad_parameter,
     check_accept,
     not_acceptable,
-    parse_integer,
 )
 from http_api.server.routes.v2 import consumer_bodies as bodies
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -82,28 +81,23 @@ class ConsumerRoutes:
         self._base_url = context.advertised_url
 
     def add_to(self, router: PathRouter) -> None:
-        group = "/consumers/{group}"
-        instance = group + "/instances/{instance}"
-        router.add("POST", group, self.create, V2)
-        reading = ("timeout", "max_bytes", "after")
-        router.add("GET", instance + "/records", self.records, V2, reading)
-        commit = partial(_answer, self.commit)
-        # Confluent's ``async`` has no effect: every commit is answered when it is done.
-        router.add("POST", instance + "/offsets", commit, V2, ("async", "after"))
-        router.add("DELETE", instance, partial(_answer, self.delete), V2, ("after", "leave"))
-        for method, path, handler in (
-            ("POST", "/subscription", self.subscribe),
-            ("GET", "/subscription", self.subscription),
-            ("DELETE", "/subscription", self.unsubscribe),
-            ("POST", "/assignments", self.assign),
-            ("GET", "/assignments", self.assignments),
-            ("GET", "/offsets", self.offsets),
-            ("GET", "/positions", self.positions),
-            ("POST", "/positions", partial(self.seek, bodies.positions)),
-            ("POST", "/positions/beginning", partial(self.seek, bodies.beginnings)),
-            ("POST", "/positions/end", partial(self.seek, bodies.ends)),
+        router.serve(declared.CREATE, self.create)
+        router.serve(declared.RECORDS, self.records)
+        for operation, handler in (
+            (declared.DELETE, self.delete),
+            (declared.SUBSCRIBE, self.subscribe),
+            (declared.SUBSCRIPTION, self.subscription),
+            (declared.UNSUBSCRIBE, self.unsubscribe),
+            (declared.ASSIGN, self.assign),
+            (declared.ASSIGNMENTS, self.assignments),
+            (declared.COMMIT, self.commit),
+            (declared.OFFSETS, self.offsets),
+            (declared.POSITIONS, self.positions),
+            (declared.SEEK, partial(self.seek, bodies.positions)),
+            (declared.SEEK_TO_BEGINNING, partial(self.seek, bodies.beginnings)),
+            (declared.SEEK_TO_END, partial(self.seek, bodies.ends)),
         ):
-            router.add(method, instance + path, partial(_answer, handler), V2)
+            router.serve(operation, partial(_answer, handler))
 
     async def create(self, request: web.Request, group: str) -> web.Response:
         """Create an instance of the group; its name is the client's, or generated."""
@@ -134,8 +128,8 @@ class ConsumerRoutes:
             DeleteInstance(
                 group=group,
                 instance=instance,
-                after=request.query.get("after"),
-                leave=_flag(request, "leave"),
+                after=declared.AFTER.read(request.query),
+                leave=declared.LEAVE.read(request.query),
             )
         )
 
@@ -204,10 +198,10 @@ class ConsumerRoutes:
         poll = Poll(
             group=group_id,
             instance=member,
-            timeout_ms=_at_most(request, "timeout", 0, limits.max_fetch_wait_ms),
-            max_bytes=_at_most(request, "max_bytes", 1, limits.max_fetch_bytes),
+            timeout_ms=declared.TIMEOUT.read_optional(request.query, limits),
+            max_bytes=declared.MAX_BYTES.read_optional(request.query, limits),
             accepted=None if accepted == _ALL_FORMATS else accepted,
-            after=request.query.get("after"),
+            after=declared.AFTER.read(request.query),
         )
         found = await self._send_to_coordinator(poll)
         if found.count and poll.after is None and _is_gone(request):
@@ -247,7 +241,10 @@ class ConsumerRoutes:
         offsets = bodies.commit(fields)
         done = await self._send_to_coordinator(
             Commit(
-                group=group, instance=instance, offsets=offsets, after=request.query.get("after")
+                group=group,
+                instance=instance,
+                offsets=offsets,
+                after=declared.AFTER.read(request.query),
             )
         )
         return None if done.strimzi else []
@@ -332,24 +329,3 @@ async def _answer(
 def _is_gone(request: web.Request) -> bool:
     """Return True if the client has closed its connection."""
     return request.transport is None or request.transport.is_closing()
-
-
-def _flag(request: web.Request, name: str) -> bool:
-    raw = request.query.get(name, "false")
-    if raw not in {"true", "false"}:
-        raise bad_parameter(name, raw, "true or false")
-    return raw == "true"
-
-
-def _at_most(request: web.Request, name: str, low: int, most: int) -> int | None:
-    """Return a query parameter clamped to its limits; None: absent or negative.
-
-    Out-of-range values are clamped, not refused, as in Confluent's REST Proxy.
-    """
-    raw = request.query.get(name)
-    if raw is None:
-        return None
-    number = parse_integer(raw)
-    if number is None:
-        raise bad_parameter(name, raw, "an integer")
-    return None if number < 0 else max(low, min(number, most))

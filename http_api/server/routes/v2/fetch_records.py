@@ -43,6 +43,7 @@ from http_api.contract.media_types import (
     accepts_zstd,
     choose_reply,
 )
+from http_api.contract.operations import fetch_operations as declared
 from http_api.server.answers import ERROR_TYPE, reply
 from http_api.server.image_lookup import find_topic, partition_not_found, topic_not_found
 from http_api.server.query_parameters import (
@@ -58,7 +59,6 @@ from http_api.server.request_parsing import (
     bad_parameter,
     not_acceptable,
     partition_id,
-    query_integer,
     topic_name,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -79,29 +79,11 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-PARAMETERS = (
-    "offset",
-    "timestamp",
-    "end_offset",
-    "end_timestamp",
-    "max_bytes",
-    "timeout",
-    "include",
-    "frames",
-    "rack",
-    "leader_epoch",
-    "seen_epoch",
-    "topic_id",
-)
-TIMEOUT_MS_DEFAULT = 1_000
-MAX_BYTES_DEFAULT = 1_048_576
 POSITION_ATTEMPTS = 3
 """Most look-ups of the log's ends for one read, if they move between a look-up and the read."""
 MANY_FRAMES = "many"
 """Value of ``frames``: the reader decodes several zstd frames in a row."""
 TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
-RACK_HEADER = "Quorumlog-Rack"
-MAX_RACK_CHARACTERS = 255
 SEPARATE_WRITE_BYTES = 65_536
 """Bodies of this size or more are written apart from their headers: joining would copy the body,
 which costs more than a second system call."""
@@ -115,8 +97,7 @@ class FetchRoutes:
         self._limits = context.limits
 
     def add_to(self, router: PathRouter) -> None:
-        path = "/topics/{topic}/partitions/{partition}/records"
-        router.add("GET", path, self.records, V2_JSON, PARAMETERS)
+        router.serve(declared.RECORDS, self.records)
 
     async def records(self, request: web.Request, topic: str, partition: str) -> web.StreamResponse:
         """Answer records from a position on; wait for the first up to ``timeout``."""
@@ -243,12 +224,8 @@ class FetchRoutes:
             partition=partition,
             offset=position.offset if isinstance(position, AtOffset) else None,
             timestamp_ms=position.timestamp_ms if isinstance(position, FromTime) else None,
-            max_bytes=query_integer(
-                query, "max_bytes", MAX_BYTES_DEFAULT, 1, limits.max_fetch_bytes
-            ),
-            max_wait_ms=query_integer(
-                query, "timeout", TIMEOUT_MS_DEFAULT, 0, limits.max_fetch_wait_ms
-            ),
+            max_bytes=declared.MAX_BYTES.read(query, limits),
+            max_wait_ms=declared.TIMEOUT.read(query, limits),
             rack=_rack(request),
             packed=packed,
             leader_epoch=offset_epoch(query, position),
@@ -374,10 +351,7 @@ def zstd_headers(lines_size: int) -> dict[str, str]:
 
 
 def _reads_many(query: Mapping[str, str]) -> bool:
-    frames = query.get("frames")
-    if frames not in {None, MANY_FRAMES}:
-        raise bad_parameter("frames", frames or "", MANY_FRAMES)
-    return frames == MANY_FRAMES
+    return declared.FRAMES.read_optional(query) == MANY_FRAMES
 
 
 def _takes_frames(request: web.Request, content_type: str, include: str | None) -> bool:
@@ -389,10 +363,9 @@ def _takes_frames(request: web.Request, content_type: str, include: str | None) 
 
 def _rack(request: web.Request) -> str | None:
     """Return the reader's rack: ``rack=R``, else the header ``Quorumlog-Rack``, else None."""
-    rack = request.query.get("rack", request.headers.get(RACK_HEADER))
-    if rack is not None and not 0 < len(rack) <= MAX_RACK_CHARACTERS:
-        raise bad_parameter("rack", rack[:20], f"1 to {MAX_RACK_CHARACTERS} characters")
-    return rack
+    if declared.RACK.name in request.query:
+        return declared.RACK.read(request.query)
+    return declared.RACK_HEADER.read(request.headers)
 
 
 def _topic_id(query: Mapping[str, str]) -> TopicId | None:
@@ -415,9 +388,7 @@ def _offset_of(position: Earliest | Latest | LastRecords, ends: OffsetsResult) -
 
 def _include(query: Mapping[str, str], content_type: str) -> str | None:
     """Return the requested addition to the records: ``timestamp``, ``batches`` or None."""
-    include = query.get("include")
-    if include not in {None, "timestamp", "batches"}:
-        raise bad_parameter("include", include, "timestamp or batches")
+    include = declared.INCLUDE.read_optional(query)
     if include == "batches" and content_type != NDJSON:
         raise bad_parameter("include", include, f"it together with 'Accept: {NDJSON}'")
     return include

@@ -32,6 +32,7 @@ from http_api.contract.media_types import (
     EmbeddedFormat,
     produce_format,
 )
+from http_api.contract.operations import produce_operations as declared
 from http_api.server.answers import reply
 from http_api.server.image_lookup import (
     find_topic,
@@ -40,10 +41,8 @@ from http_api.server.image_lookup import (
     unknown_topic_hint,
 )
 from http_api.server.request_parsing import (
-    bad_parameter,
     check_accept,
     partition_id,
-    query_integer,
     read_body,
     topic_name,
     unsupported_media_type,
@@ -61,9 +60,6 @@ if TYPE_CHECKING:
 
 
 ACKS: Mapping[str, int] = {"all": ACKS_ALL, "-1": ACKS_ALL, "1": ACKS_LEADER, "0": ACKS_NONE}
-PARAMETERS = ("acks", "timeout", "async")
-"""``async`` is the Strimzi bridge's; it has no effect, every produce is answered when written."""
-TIMEOUT_MS_DEFAULT = 10_000
 STORED_FORMATS = {
     EmbeddedFormat.JSON: RecordFormat.JSON,
     EmbeddedFormat.BINARY: RecordFormat.BINARY,
@@ -80,9 +76,8 @@ class ProduceRoutes:
         self._limits = context.limits
 
     def add_to(self, router: PathRouter) -> None:
-        router.add("POST", "/topics/{topic}", self.to_topic, V2, PARAMETERS)
-        path = "/topics/{topic}/partitions/{partition}"
-        router.add("POST", path, self.to_partition, V2, PARAMETERS)
+        router.serve(declared.TO_TOPIC, self.to_topic)
+        router.serve(declared.TO_PARTITION, self.to_partition)
 
     async def to_topic(self, request: web.Request, topic: str) -> web.StreamResponse:
         """Append each record to the partition it names, else to the one its key selects."""
@@ -163,13 +158,9 @@ def acks_and_timeout(request: web.Request, limits: BrokerLimits) -> tuple[int, i
         RestError: 400/40002 for a value that is out of range.
     """
     if not request.query_string:
-        return ACKS_ALL, TIMEOUT_MS_DEFAULT
+        return ACKS_ALL, declared.TIMEOUT.default_value(limits)
     query = request.query
-    acks = ACKS.get(query.get("acks", "all"))
-    if acks is None:
-        raise bad_parameter("acks", query.get("acks"), "all, -1, 1 or 0")
-    longest = limits.max_produce_timeout_ms
-    return acks, query_integer(query, "timeout", min(TIMEOUT_MS_DEFAULT, longest), 1, longest)
+    return ACKS[declared.ACKS.read(query)], declared.TIMEOUT.read(query, limits)
 
 
 def answer(results: Sequence[RecordResult]) -> web.Response:

@@ -9,6 +9,7 @@ from aiohttp import web
 from http_api.contract import v2
 from http_api.contract.errors import RestCode
 from http_api.contract.media_types import V2, V2_REPLIES
+from http_api.contract.operations import fetch_operations as declared
 from http_api.server.answers import json_reply
 from http_api.server.image_lookup import NOT_HOSTED, live_brokers, partition_or_404, topic_or_404
 from http_api.server.query_parameters import seen_epoch
@@ -17,7 +18,7 @@ from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from http_api.server.answers import ApiContext
-    from http_api.server.routing import Handler, PathRouter
+    from http_api.server.routing import PathRouter
     from raft_metadata.image.metadata_image import TopicImage
 
 
@@ -28,17 +29,12 @@ class MetadataRoutes:
         self._apis = context.apis
 
     def add_to(self, router: PathRouter) -> None:
-        handlers: dict[str, Handler] = {
-            "/brokers": self.brokers,
-            "/topics": self.topics,
-            "/topics/{topic}": self.topic,
-            "/topics/{topic}/partitions": self.partitions,
-            "/topics/{topic}/partitions/{partition}": self.partition,
-        }
-        for path, handler in handlers.items():
-            router.add("GET", path, handler, V2)
-        path = "/topics/{topic}/partitions/{partition}/offsets"
-        router.add("GET", path, self.offsets, V2, ("seen_epoch",))
+        router.serve(declared.BROKERS, self.brokers)
+        router.serve(declared.TOPICS, self.topics)
+        router.serve(declared.DESCRIBE_TOPIC, self.topic)
+        router.serve(declared.PARTITIONS, self.partitions)
+        router.serve(declared.DESCRIBE_PARTITION, self.partition)
+        router.serve(declared.OFFSETS, self.offsets)
 
     async def brokers(self, request: web.Request) -> web.Response:
         """Answer the ids of the live brokers."""

@@ -13,12 +13,13 @@ from broker.server.drains import waiting_reason
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
+from http_api.contract.operations import broker_operations as declared
+from http_api.contract.operations.declaration import fields_of
 from http_api.contract.resources import BrokerInfo, DrainProgress, StuckPartition
 from http_api.contract.v3 import JsonObject, drain_progress
 from http_api.server.answers import reply
 from http_api.server.image_lookup import each_partition, live_brokers
 from http_api.server.request_parsing import (
-    bad_parameter,
     broker_id,
     check_fields,
     read_json_object,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from http_api.contract.resources import PartitionInfo
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
     from raft_metadata.common.ids import BrokerId
@@ -81,25 +83,28 @@ class BrokerRoutes(V3Routes):
         self._counts = PartitionCounts()
 
     def add_to(self, router: PathRouter) -> None:
-        brokers = "/brokers"
-        self._add(router, "GET", brokers, self.list_brokers, parameters=("include",))
-        self._add(router, "GET", brokers + "/{broker}", self.describe)
-        self._add(router, "DELETE", brokers + "/{broker}", self.unregister)
-        self._add(router, "POST", brokers + "/{broker}:drain", self.drain)
-        self._add(router, "GET", brokers + "/{broker}/partition-replicas", self.replicas)
+        self._serve(router, declared.LIST, self.list_brokers)
+        self._serve(router, declared.DESCRIBE, self.describe)
+        self._serve(router, declared.UNREGISTER, self.unregister)
+        self._serve(router, declared.DRAIN, self.drain)
+        self._serve(router, declared.REPLICAS, self.replicas)
 
     async def list_brokers(self, request: web.Request) -> v3.JsonObject:
         """Answer the live brokers; ``include=all``: every registered broker."""
-        include = request.query.get("include", "live")
-        if include not in {"live", "all"}:
-            raise bad_parameter("include", include, "live or all")
+        include = declared.INCLUDE.read(request.query)
         image = self._apis.image
         found = live_brokers(image)
         if include == "all":
             found = [image.brokers[key] for key in sorted(image.brokers)]
         shares = await self._counts.of(image)
-        data = [v3.broker(self._links, _info(one, shares)) for one in found]
-        return self._links.collection("KafkaBroker", data, "brokers")
+        return self._page(
+            request,
+            "KafkaBroker",
+            found,
+            key=lambda one: (one.broker_id,),
+            shape=lambda one: v3.broker(self._links, _info(one, shares)),
+            path=("brokers",),
+        )
 
     async def describe(self, request: web.Request, broker: str) -> v3.JsonObject:
         """Answer one registered broker, live or not."""
@@ -112,7 +117,7 @@ class BrokerRoutes(V3Routes):
         """
         wanted = broker_id(broker)
         fields = await read_json_object(request, self._body_bytes_max, '{"scope":"leaders"}')
-        check_fields(fields, ("scope",))
+        check_fields(fields, fields_of(declared.DRAIN))
         scope = DrainScope(word(fields, "scope", SCOPES, None))
         await self._send_command(DrainBroker(broker_id=wanted, scope=scope))
         return await self._broker(wanted)
@@ -127,13 +132,18 @@ class BrokerRoutes(V3Routes):
         image, wanted = self._apis.image, broker_id(broker)
         if wanted not in image.brokers:
             raise _not_found(wanted)
-        data: list[v3.JsonObject] = []
+        held: list[PartitionInfo] = []
         async for topic, number, partition in each_partition(image):
             if wanted in partition.replicas:
-                info = partition_info(topic.name, number, partition)
-                data.append(v3.replica(self._links, info, wanted))
-        path = ("brokers", wanted, "partition-replicas")
-        return self._links.collection("KafkaReplica", data, *path)
+                held.append(partition_info(topic.name, number, partition))
+        return self._page(
+            request,
+            "KafkaReplica",
+            held,
+            key=lambda info: (info.topic, info.partition),
+            shape=lambda info: v3.replica(self._links, info, wanted),
+            path=("brokers", wanted, "partition-replicas"),
+        )
 
     async def _send_command(self, command: DrainBroker | UnregisterBroker) -> None:
         try:

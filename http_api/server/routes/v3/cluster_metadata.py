@@ -14,11 +14,8 @@ from aiohttp import web
 from http_api.contract import v3_metadata as shapes
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON, NDJSON
+from http_api.contract.operations import cluster_operations as declared
 from http_api.server.answers import json_reply
-from http_api.server.request_parsing import (
-    OFFSET_MAX,
-    query_integer,
-)
 from http_api.server.routes.v3.clusters import V3Routes
 from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.image.facts import FactConverter
@@ -32,34 +29,22 @@ if TYPE_CHECKING:
     from raft_metadata.image.facts import Fact
 
 
-IMAGE_DEPTH_MAX = 6
-"""Most segments of a path into the image; the deepest is ``topics/orders/partitions/0/isr/1``."""
-DEFAULT_FACTS = 10_000
-MAX_FACTS = 100_000
-"""Most facts of the log in one answer. A snapshot cannot be divided and is sent whole."""
-MAX_WAIT_MS = 30_000
 MAX_REFUSAL_CHARS = 4_096
 """Longest message of a refused path; it lists the names that exist there."""
 FACTS_PER_TURN = 100
 """Facts encoded before the loop runs other tasks: about 5 ms of work."""
 LOG_REPLIES: Mapping[str, str] = {NDJSON: NDJSON}
-NEXT_OFFSET_HEADER = "Quorumlog-Next-Offset"
-END_OFFSET_HEADER = "Quorumlog-End-Offset"
 
 
 class ClusterMetadataRoutes(V3Routes):
     """Quorum, health, metadata log and image."""
 
     def add_to(self, router: PathRouter) -> None:
-        self._add(router, "GET", "/quorum", self.quorum)
-        self._add(router, "GET", ":health", self.health)
-        of_log = ("offset", "timeout", "max")
-        self._add(router, "GET", "/metadata/log", self.log, LOG_REPLIES, of_log)
-        path = "/metadata/image"
-        self._add(router, "GET", path, self.image)
-        for depth in range(IMAGE_DEPTH_MAX):
-            path += f"/{{part{depth}}}"
-            self._add(router, "GET", path, self.image)
+        self._serve(router, declared.QUORUM, self.quorum)
+        self._serve(router, declared.HEALTH, self.health)
+        self._serve(router, declared.LOG, self.log, LOG_REPLIES)
+        for operation in declared.IMAGE:
+            self._serve(router, operation, self.image)
 
     async def quorum(self, request: web.Request) -> shapes.JsonObject:
         """Answer leader, voters and observers of the quorum; 503 when no controller answers."""
@@ -97,14 +82,14 @@ class ClusterMetadataRoutes(V3Routes):
         except UnknownPathError as error:
             text = str(error)[:MAX_REFUSAL_CHARS].encode(errors="replace").decode()
             raise RestError(404, RestCode.NOT_FOUND, text) from None
-        return json_reply(value, JSON, headers={NEXT_OFFSET_HEADER: str(next_offset)})
+        return json_reply(value, JSON, headers={declared.NEXT_OFFSET.name: str(next_offset)})
 
     async def log(self, request: web.Request) -> web.StreamResponse:
         """Answer the metadata log from ``offset`` on as NDJSON, a fact a line; wait at its end."""
         query = request.query
-        offset = MetadataOffset(query_integer(query, "offset", 0, 0, OFFSET_MAX))
-        timeout_ms = query_integer(query, "timeout", 0, 0, MAX_WAIT_MS)
-        facts_max = query_integer(query, "max", DEFAULT_FACTS, 1, MAX_FACTS)
+        offset = MetadataOffset(declared.LOG_OFFSET.read(query))
+        timeout_ms = declared.LOG_TIMEOUT.read(query)
+        facts_max = declared.LOG_MAX.read(query)
         before = self._apis.image
         page = await self._apis.metadata.log(offset, timeout_ms)
         converter = FactConverter(
@@ -114,8 +99,8 @@ class ClusterMetadataRoutes(V3Routes):
         response = web.StreamResponse(
             headers={
                 "Content-Type": NDJSON,
-                NEXT_OFFSET_HEADER: str(next_offset),
-                END_OFFSET_HEADER: str(page.end_offset),
+                declared.NEXT_OFFSET.name: str(next_offset),
+                declared.END_OFFSET.name: str(page.end_offset),
             }
         )
         await response.prepare(request)

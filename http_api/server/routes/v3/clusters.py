@@ -7,15 +7,18 @@ to every path, of the cluster id and Accept.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.idempotence import producer_id
 from http_api.contract.media_types import JSON, V3_REPLIES
+from http_api.contract.operations import cluster_operations as declared
+from http_api.contract.operations.declaration import fields_of
 from http_api.contract.resources import Features
 from http_api.contract.v3 import Links
 from http_api.server.answers import json_reply
+from http_api.server.pages import page_of
 from http_api.server.request_parsing import (
     MAX_ADMIN_BODY_BYTES,
     check_accept,
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from http_api.contract.operations.declaration import Operation
     from http_api.server.answers import ApiContext
-    from http_api.server.routing import PathRouter
+    from http_api.server.pages import PageKey
+    from http_api.server.routing import Handler, PathRouter
 
+T = TypeVar("T")
 
 ALL = "-"
 """Segment of a path that means all topics, partitions or brokers."""
@@ -55,22 +61,20 @@ class V3Routes:
         self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
         self._links = Links(context.advertised_url, context.apis.cluster_id)
 
-    def _add(
+    def _serve(
         self,
         router: PathRouter,
-        method: str,
-        path: str,
+        operation: Operation,
         handler: V3Handler,
         replies: Mapping[str, str] = V3_REPLIES,
-        parameters: Iterable[str] = (),
-        *,
-        takes_any_length: bool = False,
     ) -> None:
-        """Serve a path below this cluster; 404 for another cluster id, 406 for another Accept.
+        """Serve an operation below this cluster; 404 for another cluster, 406 for another Accept.
 
-        ``parameters`` declares the names that a query may have; ``takes_any_length``: see `Route`.
+        ``replies`` maps the types that Accept may name to those of the answers.
         """
+        router.serve(operation, self._checked(handler, replies))
 
+    def _checked(self, handler: V3Handler, replies: Mapping[str, str]) -> Handler:
         async def handle(
             request: web.Request, cluster: str, *parameters: str
         ) -> web.StreamResponse:
@@ -81,46 +85,48 @@ class V3Routes:
             answer = await handler(request, *parameters)
             return json_reply(answer, JSON) if isinstance(answer, dict) else answer
 
-        router.add(
-            method,
-            "/v3/clusters/{cluster}" + path,
-            handle,
-            JSON,
-            parameters,
-            takes_any_length=takes_any_length,
-        )
+        return handle
 
+    def _page(
+        self,
+        request: web.Request,
+        kind: str,
+        items: Iterable[T],
+        *,
+        key: Callable[[T], PageKey],
+        shape: Callable[[T], v3.JsonObject],
+        path: tuple[object, ...],
+    ) -> v3.JsonObject:
+        """Answer a list, or the page of it that the query names; ``path`` lies below the cluster.
 
-_ACCESS_PARAMETERS = (
-    "resource_type",
-    "resource_name",
-    "pattern_type",
-    "principal",
-    "host",
-    "operation",
-    "permission",
-)
-"""Confluent's, so that a search for access rules gets the refusal that names the reason."""
-_UPGRADE = ("metadata_version", "validate_only")
+        ``key`` gives the names and numbers by which the list is ordered, ``shape`` the resource.
+        """
+        url = self._links.url(*path)
+        page = page_of(request.query, url, items, key)
+        data = [shape(item) for item in page.items]
+        return self._links.collection(kind, data, *path, next_url=page.next_url)
 
 
 class ClusterRoutes(V3Routes):
     """The cluster, its features, access rules and producer ids."""
 
     def add_to(self, router: PathRouter) -> None:
-        router.add("GET", "/v3/clusters", self.list_clusters, JSON)
-        self._add(router, "GET", "", self.describe)
-        self._add(router, "GET", "/features", self.features)
-        self._add(router, "PATCH", "/features", self.upgrade)
-        self._add(router, "POST", "/producer-ids", self.producer_id)
-        for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-            self._add(router, method, "/acls", self.no_access_rules, parameters=_ACCESS_PARAMETERS)
-        self._add(router, "POST", "/acls:batch", self.no_access_rules)
+        router.serve(declared.LIST, self.list_clusters)
+        self._serve(router, declared.DESCRIBE, self.describe)
+        self._serve(router, declared.FEATURES, self.features)
+        self._serve(router, declared.UPGRADE, self.upgrade)
+        self._serve(router, declared.PRODUCER_ID, self.producer_id)
+        for operation in declared.ACCESS_RULES:
+            self._serve(router, operation, self.no_access_rules)
 
     async def list_clusters(self, request: web.Request) -> web.Response:
         """Answer a list of exactly one cluster: this one."""
         check_accept(request, V3_REPLIES)
-        data = [v3.cluster(self._links, self._apis.controller_id)]
+        url = f"{self._links.base_url}/v3/clusters"
+        page = page_of(
+            request.query, url, [self._apis.cluster_id], lambda cluster_id: (cluster_id,)
+        )
+        data = [v3.cluster(self._links, self._apis.controller_id) for _ in page.items]
         return json_reply(v3.clusters(self._links.base_url, data), JSON)
 
     async def describe(self, request: web.Request) -> v3.JsonObject:
@@ -134,7 +140,7 @@ class ClusterRoutes(V3Routes):
     async def upgrade(self, request: web.Request) -> v3.JsonObject:
         """Raise ``metadata.version``, never lower it; null: to the highest level of every node."""
         fields = await read_json_object(request, self._body_bytes_max, '{"metadata_version":…}')
-        check_fields(fields, _UPGRADE)
+        check_fields(fields, fields_of(declared.UPGRADE))
         if "metadata_version" not in fields:
             expected = "a level, or null for the highest that every node can follow"
             raise wrong_kind("metadata_version", None, expected)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import itertools
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,18 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3 as shapes
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.media_types import JSON
+from http_api.contract.operations.config_operations import (
+    BROKER_CONFIG_OPERATIONS,
+    CHANGES_MAX,
+    CLUSTER_CONFIG_OPERATIONS,
+    ENTRY_FIELDS,
+    TOPIC_CONFIG_OPERATIONS,
+)
+from http_api.contract.operations.declaration import fields_of
 from http_api.contract.resources import ConfigInfo
 from http_api.server.answers import reply
 from http_api.server.image_lookup import NOT_HOSTED, live_brokers, topic_or_404
+from http_api.server.pages import page_of
 from http_api.server.request_parsing import (
     broker_id,
     check_fields,
@@ -45,15 +55,13 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from http_api.contract.v3 import JsonObject
+    from http_api.server.pages import PageKey
     from http_api.server.routing import PathRouter
     from raft_metadata.common.configs.layers import ConfigLayers
     from raft_metadata.common.configs.rows import ConfigRow
     from raft_metadata.image.metadata_image import TopicImage
 
-CHANGES_MAX = 1_000
-"""Most changes of one request: they are one batch of the metadata log, all or none."""
 OPERATIONS = ("SET", "DELETE")
-_ENTRY = ("name", "value", "operation")
 _CHANGES = '{"data":[{"name":…,"value":…}]}'
 _ALL_CHANGES = '{"data":[{"topic_name":…,"configs":[{"name":…,"value":…}]}]}'
 _EXPECTED = '{"name", "value", "operation"}'
@@ -61,6 +69,16 @@ _EXPECTED = '{"name", "value", "operation"}'
 _TOPIC_ROWS = tuple(TOPIC_CONFIGS.values())
 _CLUSTER_ROWS = tuple(row for row in CONFIGS.values() if Scope.CLUSTER in row.scopes)
 _BROKER_ROWS = tuple(CONFIGS.values())
+_OPERATIONS = {
+    ResourceType.TOPIC: TOPIC_CONFIG_OPERATIONS,
+    ResourceType.BROKER: BROKER_CONFIG_OPERATIONS,
+    ResourceType.CLUSTER: CLUSTER_CONFIG_OPERATIONS,
+}
+_KINDS = {
+    ResourceType.TOPIC: "KafkaTopicConfig",
+    ResourceType.BROKER: "KafkaBrokerConfig",
+    ResourceType.CLUSTER: "KafkaClusterConfig",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +102,12 @@ class ConfigRoutes(V3Routes):
     """
 
     def add_to(self, router: PathRouter) -> None:
-        for kind, path in (
-            (ResourceType.TOPIC, "/topics/{topic}/configs"),
-            (ResourceType.BROKER, "/brokers/{broker}/configs"),
-            (ResourceType.CLUSTER, "/broker-configs"),
-        ):
-            self._add(router, "GET", path, partial(self.list_configs, kind))
-            self._add(router, "GET", path + "/{name}", partial(self.describe, kind))
-            self._add(router, "PUT", path + "/{name}", partial(self.set_value, kind))
-            self._add(router, "DELETE", path + "/{name}", partial(self.reset, kind))
-            self._add(router, "POST", path + ":alter", partial(self.alter, kind))
+        for kind, declared in _OPERATIONS.items():
+            self._serve(router, declared.list, partial(self.list_configs, kind))
+            self._serve(router, declared.describe, partial(self.describe, kind))
+            self._serve(router, declared.set, partial(self.set_value, kind))
+            self._serve(router, declared.reset, partial(self.reset, kind))
+            self._serve(router, declared.alter, partial(self.alter, kind))
 
     # reading
 
@@ -103,16 +117,21 @@ class ConfigRoutes(V3Routes):
         """Answer the configs in force of one target, or (``-``) of every topic or live broker."""
         if resource != ALL:
             target = await self._target(kind, resource)
-            data = await self._resources(target)
-            return self._links.collection(target.owner.kind, data, *target.owner.path)
+            path, targets = target.owner.path, [target]
+        else:
+            path = ("topics" if kind is ResourceType.TOPIC else "brokers", ALL, "configs")
+            targets = self._all_targets(kind)
+        places = [(target, row) for target in targets for row in target.rows]
+        page = page_of(request.query, self._links.url(*path), places, _place_key)
         data = []
-        for target in self._all_targets(kind):
-            data += await self._resources(target)
+        for target, rows_of_target in itertools.groupby(page.items, key=lambda place: place[0]):
+            layers = await self._layers(target)
+            data += [
+                shapes.config(self._links, target.owner, _info(layers, target, row))
+                for _, row in rows_of_target
+            ]
             await asyncio.sleep(0)  # there may be thousands
-        topics = kind is ResourceType.TOPIC
-        path = ("topics" if topics else "brokers", ALL, "configs")
-        name = "KafkaTopicConfig" if topics else "KafkaBrokerConfig"
-        return self._links.collection(name, data, *path)
+        return self._links.collection(_KINDS[kind], data, *path, next_url=page.next_url)
 
     async def describe(self, kind: ResourceType, request: web.Request, *path: str) -> JsonObject:
         """Answer one config."""
@@ -128,7 +147,7 @@ class ConfigRoutes(V3Routes):
         target = await self._target(kind, *path[:-1])
         row = self._row(target, path[-1])
         fields = await read_json_object(request, self._body_bytes_max, '{"value":…}')
-        check_fields(fields, ("value",))
+        check_fields(fields, fields_of(_OPERATIONS[kind].set))
         value = config_text("value", fields.get("value"))
         if value is None:
             raise wrong_kind("value", None, f"{row.expected}; DELETE resets a config")
@@ -148,7 +167,7 @@ class ConfigRoutes(V3Routes):
             target = await self._target(kind, resource)
         shape = _ALL_CHANGES if target is None else _CHANGES
         fields = await read_json_object(request, self._body_bytes_max, shape)
-        check_fields(fields, ("data", "validate_only"))
+        check_fields(fields, fields_of(_OPERATIONS[kind].alter))
         if target is not None:
             changes = self._changes(fields, target)
         else:
@@ -163,7 +182,7 @@ class ConfigRoutes(V3Routes):
         """Return a body's changes; an entry without ``operation`` sets (interfaces, section 4)."""
         changes = []
         for entry in rows(fields, CHANGES_MAX, _EXPECTED):
-            check_fields(entry, _ENTRY, "data.")
+            check_fields(entry, ENTRY_FIELDS, "data.")
             name = entry.get("name")
             if not isinstance(name, str):
                 raise wrong_kind("data.name", name, "a string")
@@ -227,13 +246,6 @@ class ConfigRoutes(V3Routes):
         hint = f" Did you mean {nearest_names[0]}?" if nearest_names else ""
         raise RestError(404, RestCode.NOT_FOUND, text + hint)
 
-    async def _resources(self, target: Target) -> list[JsonObject]:
-        layers = await self._layers(target)
-        return [
-            shapes.config(self._links, target.owner, _info(layers, target, row))
-            for row in sorted(target.rows, key=lambda row: row.name)
-        ]
-
     async def _layers(self, target: Target) -> ConfigLayers:
         """Return the values of all sources; those of a broker's own file are requested from it."""
         image = self._apis.image
@@ -289,3 +301,10 @@ def _change(target: Target, name: str, value: str | None) -> ConfigChange:
     return ConfigChange(
         resource_type=target.type, resource_name=target.name, name=name, value=value
     )
+
+
+def _place_key(place: tuple[Target, ConfigRow]) -> PageKey:
+    """Return the order of configs in lists: by topic name or broker id, then by name."""
+    target, row = place
+    owner = int(target.name) if target.type is ResourceType.BROKER else target.name
+    return owner, row.name

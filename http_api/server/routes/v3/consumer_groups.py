@@ -22,6 +22,8 @@ from broker.server.requests import UNKNOWN_EPOCH
 from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.media_types import JSON
+from http_api.contract.operations import group_operations as declared
+from http_api.contract.operations.declaration import fields_of
 from http_api.contract.resources import CommittedOffset, GroupInfo, GroupMember, MovedPosition
 from http_api.contract.v2 import check_name
 from http_api.server.answers import reply
@@ -51,42 +53,46 @@ MAX_OFFSETS = 10_000
 MAX_BODY_BYTES = 4_194_304
 """Largest body: `MAX_OFFSETS` rows with the longest names. Decoding more would block the loop."""
 _OFFSETS = '{"data":[{"topic_name":…,"partition_id":…,"offset":…}]}'
-_BODY = ("data", "member_id", "member_epoch")
+_BODY = fields_of(declared.COMMIT)
 
 
 class ConsumerGroupRoutes(V3Routes):
     """Consumer groups of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
-        groups = f"/{shapes.GROUPS}"
-        group = groups + "/{group}"
-        consumer = group + "/consumers/{consumer}"
-        self._add(router, "GET", groups, self.list_groups)
-        self._add(router, "GET", group, self.describe)
-        self._add(router, "GET", group + "/consumers", self.consumers)
-        self._add(router, "GET", consumer, self.consumer)
-        self._add(router, "GET", consumer + "/assignments", self.assignments)
-        one = "/{topic}/partitions/{partition}"
-        self._add(router, "GET", consumer + "/assignments" + one, self.assignment)
-        self._add(router, "GET", group + "/lags", self.lags)
-        self._add(router, "GET", group + "/lags" + one, self.lag)
-        self._add(router, "GET", group + "/lag-summary", self.lag_summary)
-        self._add(router, "GET", group + "/offsets", self.offsets)
-        self._add(router, "PATCH", group + "/offsets", self.commit)
-        self._add(router, "DELETE", group, self.delete)
-        self._add(router, "DELETE", consumer, self.evict)
-        evictions = group + "/consumers"
-        self._add(router, "DELETE", evictions, self.evict_static, parameters=("instance_id",))
-        self._add(router, "DELETE", group + "/offsets", self.delete_offsets)
-        self._add(router, "DELETE", group + "/offsets/{topic}", self.delete_offsets)
-        self._add(router, "DELETE", group + "/offsets" + one, self.delete_offsets)
+        for operation, handler in (
+            (declared.LIST, self.list_groups),
+            (declared.DESCRIBE, self.describe),
+            (declared.LIST_CONSUMERS, self.consumers),
+            (declared.CONSUMER, self.consumer),
+            (declared.LIST_ASSIGNMENTS, self.assignments),
+            (declared.ASSIGNMENT, self.assignment),
+            (declared.LIST_LAGS, self.lags),
+            (declared.LAG, self.lag),
+            (declared.LAG_SUMMARY, self.lag_summary),
+            (declared.LIST_OFFSETS, self.offsets),
+            (declared.COMMIT, self.commit),
+            (declared.DELETE, self.delete),
+            (declared.EVICT, self.evict),
+            (declared.EVICT_STATIC, self.evict_static),
+            (declared.DELETE_OFFSETS, self.delete_offsets),
+            (declared.DELETE_TOPIC_OFFSETS, self.delete_offsets),
+            (declared.DELETE_OFFSET, self.delete_offsets),
+        ):
+            self._serve(router, operation, handler)
 
     # groups and their consumers
 
     async def list_groups(self, request: web.Request) -> shapes.JsonObject:
         """Answer all groups, of every coordinator."""
-        data = [_group(self._links, found) for found in await self._apis.list_groups()]
-        return self._links.collection(KIND, data, shapes.GROUPS)
+        return self._page(
+            request,
+            KIND,
+            await self._apis.list_groups(),
+            key=lambda found: (found.group,),
+            shape=lambda found: _group(self._links, found),
+            path=(shapes.GROUPS,),
+        )
 
     async def describe(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer one group; ``coordinator`` names the broker that serves it at the moment."""
@@ -95,9 +101,14 @@ class ConsumerGroupRoutes(V3Routes):
     async def consumers(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer the live instances of a group."""
         found = await self._describe(_group_id(group))
-        data = [_consumer(self._links, found.group, member) for member in found.members]
-        path = (shapes.GROUPS, found.group, "consumers")
-        return self._links.collection("KafkaConsumer", data, *path)
+        return self._page(
+            request,
+            "KafkaConsumer",
+            found.members,
+            key=lambda member: (member.instance,),
+            shape=lambda member: _consumer(self._links, found.group, member),
+            path=(shapes.GROUPS, found.group, "consumers"),
+        )
 
     async def consumer(self, request: web.Request, group: str, consumer: str) -> shapes.JsonObject:
         """Answer one live instance."""
@@ -109,12 +120,16 @@ class ConsumerGroupRoutes(V3Routes):
     ) -> shapes.JsonObject:
         """Answer the partitions that an instance owns."""
         found, member = await self._member(group, consumer)
-        data = [
-            shapes.assignment(self._links, found.group, member.instance, topic, number)
-            for topic, number in member.assignment
-        ]
-        path = (shapes.GROUPS, found.group, "consumers", member.instance, "assignments")
-        return self._links.collection("KafkaConsumerAssignment", data, *path)
+        return self._page(
+            request,
+            "KafkaConsumerAssignment",
+            member.assignment,
+            key=lambda place: (place.topic, place.partition),
+            shape=lambda place: shapes.assignment(
+                self._links, found.group, member.instance, *place
+            ),
+            path=(shapes.GROUPS, found.group, "consumers", member.instance, "assignments"),
+        )
 
     async def assignment(
         self,
@@ -137,9 +152,14 @@ class ConsumerGroupRoutes(V3Routes):
     async def lags(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer the lag of every partition that the group committed or reads."""
         group_id = _group_id(group)
-        data = [shapes.lag(self._links, group_id, row) for row in await self._owned_lags(group_id)]
-        path = (shapes.GROUPS, group_id, "lags")
-        return self._links.collection("KafkaConsumerLag", data, *path)
+        return self._page(
+            request,
+            "KafkaConsumerLag",
+            await self._owned_lags(group_id),
+            key=lambda row: (row.committed.topic, row.committed.partition),
+            shape=lambda row: shapes.lag(self._links, group_id, row),
+            path=(shapes.GROUPS, group_id, "lags"),
+        )
 
     async def lag(
         self, request: web.Request, group: str, topic: str, partition: str
@@ -161,9 +181,14 @@ class ConsumerGroupRoutes(V3Routes):
         """Answer all committed offsets of the group; an empty list if there are none."""
         group_id = _group_id(group)
         found = await self._apis.group(GroupOffsets(group=group_id))
-        data = [shapes.offset(_committed(row)) for row in found]
-        path = (shapes.GROUPS, group_id, "offsets")
-        return self._links.collection("KafkaConsumerGroupOffset", data, *path)
+        return self._page(
+            request,
+            "KafkaConsumerGroupOffset",
+            found,
+            key=lambda row: (row.topic, row.partition),
+            shape=lambda row: shapes.offset(_committed(row)),
+            path=(shapes.GROUPS, group_id, "offsets"),
+        )
 
     async def commit(self, request: web.Request, group: str) -> web.Response:
         """Commit offsets without an instance; ``offset`` is the next one to read."""
@@ -197,9 +222,9 @@ class ConsumerGroupRoutes(V3Routes):
 
     async def evict_static(self, request: web.Request, group: str) -> web.Response:
         """Remove the member with a static id, which a query names."""
-        wanted = request.query.get("instance_id")
-        if not wanted:
-            raise bad_parameter("instance_id", wanted or "", "the group.instance.id of a member")
+        wanted = declared.STATIC_ID.read(request.query)
+        if wanted is None:
+            raise bad_parameter(declared.STATIC_ID.name, None, "the group.instance.id of a member")
         found = await self._describe(_group_id(group))
         for member in found.members:
             if member.static_id == wanted:

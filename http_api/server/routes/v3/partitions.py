@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3
 from http_api.contract.errors import REST_STATUS, RestCode, RestError
 from http_api.contract.media_types import JSON
+from http_api.contract.operations import partition_operations as declared
+from http_api.contract.operations.declaration import fields_of
 from http_api.contract.resources import AddingReplica, PartitionInfo, ReassignmentInfo
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import each_partition, find_partition, topic_or_404
+from http_api.server.pages import page_of
 from http_api.server.query_parameters import seen_epoch
 from http_api.server.request_parsing import (
-    bad_parameter,
     broker_id,
     broker_ids,
     check_fields,
@@ -57,10 +59,6 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import PartitionRegistration, TopicImage
 
 
-OFFSET_TYPES = (None, "earliest", "latest", "earliest_offset", "latest_offset")
-"""Accepted values of ``offset_type``. The answer has both ends whichever of them is given."""
-
-
 ELECTIONS = tuple(election.value for election in Election)
 
 
@@ -68,26 +66,26 @@ class PartitionRoutes(V3Routes):
     """Partitions of the v3 API, and elections of their leaders."""
 
     def add_to(self, router: PathRouter) -> None:
-        partitions = "/topics/{topic}/partitions"
-        self._add(router, "GET", partitions, self.list_partitions)
-        self._add(router, "GET", partitions + "/{partition}", self.describe)
-        path = partitions + "/{partition}/offset"
-        self._add(router, "GET", path, self.offset, parameters=("offset_type", "seen_epoch"))
-        self._add(router, "POST", partitions + "/{partition}:delete-records", self.delete_records)
-        self._add(router, "POST", partitions + "/{partition}/leader:elect", self.elect)
-        self._add(router, "GET", partitions + "/{partition}/replicas", self.list_replicas)
-        self._add(router, "GET", partitions + "/{partition}/replicas/{broker}", self.replica)
+        self._serve(router, declared.LIST, self.list_partitions)
+        self._serve(router, declared.DESCRIBE, self.describe)
+        self._serve(router, declared.OFFSET, self.offset)
+        self._serve(router, declared.DELETE_RECORDS, self.delete_records)
+        self._serve(router, declared.ELECT, self.elect)
+        self._serve(router, declared.LIST_REPLICAS, self.list_replicas)
+        self._serve(router, declared.REPLICA, self.replica)
 
     async def list_partitions(self, request: web.Request, topic: str) -> v3.JsonObject:
         """Answer all partitions of a topic."""
         name = topic_name(topic)
         found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
-        data = [
-            v3.partition(self._links, partition_info(name, number, registration))
-            for number, registration in enumerate(found.partitions)
-        ]
-        path = ("topics", name, "partitions")
-        return self._links.collection("KafkaPartition", data, *path)
+        return self._page(
+            request,
+            "KafkaPartition",
+            enumerate(found.partitions),
+            key=lambda place: (place[0],),
+            shape=lambda place: v3.partition(self._links, partition_info(name, *place)),
+            path=("topics", name, "partitions"),
+        )
 
     async def describe(self, request: web.Request, topic: str, partition: str) -> v3.JsonObject:
         """Answer one partition."""
@@ -97,11 +95,16 @@ class PartitionRoutes(V3Routes):
     async def list_replicas(
         self, request: web.Request, topic: str, partition: str
     ) -> v3.JsonObject:
-        """Answer all replicas of a partition, the preferred leader first."""
+        """Answer all replicas of a partition, by the ids of their brokers."""
         name, info = await self._find(topic, partition)
-        data = [v3.replica(self._links, info, broker) for broker in info.replicas]
-        path = ("topics", name, "partitions", info.partition, "replicas")
-        return self._links.collection("KafkaReplica", data, *path)
+        return self._page(
+            request,
+            "KafkaReplica",
+            info.replicas,
+            key=lambda broker: (broker,),
+            shape=lambda broker: v3.replica(self._links, info, broker),
+            path=("topics", name, "partitions", info.partition, "replicas"),
+        )
 
     async def replica(
         self, request: web.Request, topic: str, partition: str, broker: str
@@ -116,9 +119,7 @@ class PartitionRoutes(V3Routes):
 
     async def offset(self, request: web.Request, topic: str, partition: str) -> v3.JsonObject:
         """Answer the beginning and end offset of a partition, from its leader."""
-        offset_type = request.query.get("offset_type")
-        if offset_type not in OFFSET_TYPES:
-            raise bad_parameter("offset_type", offset_type, "earliest or latest")
+        declared.OFFSET_TYPE.read_optional(request.query)
         name, info = await self._find(topic, partition)
         ends = await self._apis.offsets(name, partition_id(partition), seen_epoch(request.query))
         return v3.partition_offsets(
@@ -130,7 +131,7 @@ class PartitionRoutes(V3Routes):
     ) -> v3.JsonObject:
         """Delete the records below an offset; -1: all records below the high watermark."""
         fields = await read_json_object(request, self._body_bytes_max, '{"before_offset":…}')
-        check_fields(fields, ("before_offset",))
+        check_fields(fields, fields_of(declared.DELETE_RECORDS))
         before = fields.get("before_offset")
         if not isinstance(before, int) or isinstance(before, bool) or before < -1:
             raise wrong_kind("before_offset", before, "an offset, or -1 for the high watermark")
@@ -143,7 +144,7 @@ class PartitionRoutes(V3Routes):
         fields = await read_optional_json_object(
             request, self._body_bytes_max, '{"election":"preferred"}'
         )
-        check_fields(fields, ("election",))
+        check_fields(fields, fields_of(declared.ELECT))
         election = Election(word(fields, "election", ELECTIONS, Election.PREFERRED.value))
         if partition != ALL:
             return await self._one(topic, partition, election)
@@ -208,7 +209,6 @@ def _election_row(links: v3.Links, result: ElectionResult) -> v3.JsonObject:
 
 ROWS_MAX = 1_000
 """Most changes of one request: they are one batch of the metadata log, all or none."""
-_ROW = ("topic_name", "partition_id", "replicas")
 _EXPECTED = '{"topic_name", "partition_id", "replicas"}'
 
 LocatedPartition = tuple["TopicImage", int, "PartitionRegistration"]
@@ -218,21 +218,23 @@ class ReassignmentRoutes(V3Routes):
     """Reassignments of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
-        path = "/topics/{topic}/partitions/{partition}/reassignment"
-        self._add(router, "GET", path, self.read)
-        self._add(router, "POST", path, self.start)
-        self._add(router, "DELETE", path, self.cancel)
+        self._serve(router, declared.REASSIGNMENT, self.read)
+        self._serve(router, declared.REASSIGN, self.start)
+        self._serve(router, declared.CANCEL, self.cancel)
 
     async def read(self, request: web.Request, topic: str, partition: str) -> v3.JsonObject:
         """Answer the reassignments in progress, with the progress of each replica being added."""
         found = await self._in_progress(topic, partition)
-        data = await self._resources(found)
         if partition != ALL:
+            data = await self._resources(found)
             if not data:
                 raise _not_in_progress(topic, partition)
             return data[0]
         path = ("topics", topic, "partitions", ALL, "reassignment")
-        return self._links.collection("KafkaReassignment", data, *path)
+        url = self._links.url(*path)
+        page = page_of(request.query, url, found, lambda place: (place[0].name, place[1]))
+        data = await self._resources(page.items)
+        return self._links.collection("KafkaReassignment", data, *path, next_url=page.next_url)
 
     async def start(self, request: web.Request, topic: str, partition: str) -> web.Response:
         """Start reassignments; 202. ``validate_only``: 204, nothing is changed."""
@@ -292,13 +294,13 @@ class ReassignmentRoutes(V3Routes):
         fields = await read_json_object(request, self._body_bytes_max, shape)
         if partition != ALL:
             name = _named_topic(topic)
-            check_fields(fields, ("replicas", "validate_only"))
+            check_fields(fields, declared.REASSIGN_FIELDS)
             replicas = broker_ids("replicas", fields.get("replicas"))
             number = partition_id(partition)
             await find_partition(self._apis, name, number)
             change = Reassignment(topic=name, partition=number, replicas=replicas)
             return [change], flag(fields, "validate_only")
-        check_fields(fields, ("data", "validate_only"))
+        check_fields(fields, declared.REASSIGN_ALL_FIELDS)
         changes = [_change(row, topic) for row in rows(fields, ROWS_MAX, _EXPECTED)]
         return changes, flag(fields, "validate_only")
 
@@ -361,7 +363,7 @@ def _reassignment_info(
 
 def _change(row: dict[str, Any], topic: str) -> Reassignment:
     """Return one row of a bulk request; ``replicas`` null cancels."""
-    check_fields(row, _ROW, "data.")
+    check_fields(row, declared.REASSIGN_ROW, "data.")
     name = topic_in(row if topic == ALL else {"topic_name": topic} | row)
     if topic not in {ALL, name}:
         raise wrong_kind("data.topic_name", name, f"{topic}, as the path says")

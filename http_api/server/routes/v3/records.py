@@ -26,10 +26,10 @@ from http_api.contract.errors import (
 from http_api.contract.idempotence import claim_of
 from http_api.contract.json_stream import JsonStreamError, ObjectSplitter
 from http_api.contract.media_types import JSON, essence
+from http_api.contract.operations import produce_operations as declared
 from http_api.server.answers import json_reply
 from http_api.server.image_lookup import unknown_topic_hint
 from http_api.server.request_parsing import (
-    bad_parameter,
     read_body,
     topic_name,
     unsupported_media_type,
@@ -64,7 +64,6 @@ _EMPTY_STREAM = "Payload error. Request body is empty. Data is required."
 _EMPTY_BATCH_BODY = "Request body is empty. Data is required."
 _TOO_LONG = "Streaming connection open for longer than allowed"
 _STOPPING = "this broker is stopping: nothing behind this was read, send it to another broker"
-_RECEIPTS = ("all", "errors")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -76,25 +75,14 @@ class RecordRoutes(V3Routes):
         self._context = context
 
     def add_to(self, router: PathRouter) -> None:
-        path = "/topics/{topic}/records"
-        parameters = ("acks", "timeout")
-        self._add(
-            router,
-            "POST",
-            path,
-            self.stream,
-            parameters=(*parameters, "receipts"),
-            takes_any_length=True,
-        )
-        self._add(router, "POST", path + ":batch", self.batch, parameters=parameters)
+        self._serve(router, declared.STREAM, self.stream)
+        self._serve(router, declared.BATCH, self.batch)
 
     async def stream(self, request: web.Request, topic: str) -> web.StreamResponse:
         """Write each object of the body as a record; answer a receipt for each, in order."""
         _check_json(request)
         name = topic_name(topic)
-        receipts = request.query.get("receipts", "all")
-        if receipts not in _RECEIPTS:
-            raise bad_parameter("receipts", receipts, "all or errors")
+        receipts = declared.RECEIPTS.read(request.query)
         streams = self._context.streams
         with streams.opened():
             writer = await self._entry_writer(request, name)

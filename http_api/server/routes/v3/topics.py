@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
+from http_api.contract.operations import topic_operations as declared
+from http_api.contract.operations.declaration import fields_of
 from http_api.server.answers import json_reply, reply
 from http_api.server.image_lookup import NOT_HOSTED, topic_or_404
 from http_api.server.request_parsing import (
@@ -36,39 +38,30 @@ if TYPE_CHECKING:
     from http_api.server.routing import PathRouter
     from raft_metadata.image.metadata_image import TopicImage
 
-_FIELDS = (
-    "topic_name",
-    "partitions_count",
-    "replication_factor",
-    "replicas_assignments",
-    "configs",
-    "validate_only",
-)
 _NEW_TOPIC = '{"topic_name":…,"partitions_count":…}'
-_GROWTH = ("partitions_count", "replicas_assignments", "validate_only")
 
 
 class TopicRoutes(V3Routes):
     """Topics of the v3 API."""
 
     def add_to(self, router: PathRouter) -> None:
-        topics = "/topics"
-        # Confluent's two spellings have no effect: without access rules all operations are allowed.
-        of_list, of_one = ("includeAuthorizedOperations",), ("include_authorized_operations",)
-        self._add(router, "GET", topics, self.list_topics, parameters=of_list)
-        self._add(router, "POST", topics, self.create)
-        self._add(router, "GET", topics + "/{topic}", self.describe, parameters=of_one)
-        self._add(router, "PATCH", topics + "/{topic}", self.grow)
-        self._add(router, "DELETE", topics + "/{topic}", self.delete)
+        self._serve(router, declared.LIST, self.list_topics)
+        self._serve(router, declared.CREATE, self.create)
+        self._serve(router, declared.DESCRIBE, self.describe)
+        self._serve(router, declared.GROW, self.grow)
+        self._serve(router, declared.DELETE, self.delete)
 
     async def list_topics(self, request: web.Request) -> v3.JsonObject:
         """Answer all topics, internal ones marked."""
         image = self._apis.image
-        data = [
-            _topic(self._links, image.topics[image.topic_ids[name]])
-            for name in sorted(image.topic_ids)
-        ]
-        return self._links.collection("KafkaTopic", data, "topics")
+        return self._page(
+            request,
+            "KafkaTopic",
+            image.topic_ids,
+            key=lambda name: (name,),
+            shape=lambda name: _topic(self._links, image.topics[image.topic_ids[name]]),
+            path=("topics",),
+        )
 
     async def describe(self, request: web.Request, topic: str) -> v3.JsonObject:
         """Answer one topic."""
@@ -97,7 +90,7 @@ class TopicRoutes(V3Routes):
         """Add partitions; 200 once each of them has a ready leader."""
         name = topic_name(topic)
         fields = await read_json_object(request, self._body_bytes_max, '{"partitions_count":…}')
-        check_fields(fields, _GROWTH)
+        check_fields(fields, fields_of(declared.GROW))
         command = AddPartitions(
             topic=name,
             partitions_count=needed_integer(fields, "partitions_count"),
@@ -133,7 +126,7 @@ def _topic(links: v3.Links, topic: TopicImage) -> v3.JsonObject:
 
 def create_topic(fields: dict[str, Any]) -> CreateTopic:
     """Return the command of a create body; types are checked here, ranges by the controller."""
-    check_fields(fields, _FIELDS)
+    check_fields(fields, fields_of(declared.CREATE))
     return CreateTopic(
         name=topic_in(fields),
         topic_id=TopicId(id_from_bytes(secrets.token_bytes(RANDOM_ID_BYTES))),

@@ -1,0 +1,256 @@
+"""Operations that write records: v2 produce, v3 streamed produce and batch."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from http_api.contract.errors import RestCode
+from http_api.contract.idempotence import HEADER_LIMITS
+from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
+from http_api.contract.operations.declaration import (
+    CLUSTER,
+    Body,
+    Operation,
+    reply,
+)
+from http_api.contract.operations.parameters import (
+    INT32_MAX,
+    FlagParameter,
+    IntegerParameter,
+    WordParameter,
+)
+from http_api.contract.operations.schemas import nullable
+from http_api.contract.operations.shared import CLUSTER_ID, TOPIC
+
+_TAG: Final = "Records"
+
+ACKS: Final = WordParameter(
+    "acks",
+    words=("all", "-1", "1", "0"),
+    default="all",
+    description=(
+        "Who has the records before the answer: every in-sync replica (`all`, `-1`), the leader "
+        "(`1`), nobody for sure (`0`)."
+    ),
+    example="all",
+)
+TIMEOUT: Final = IntegerParameter(
+    "timeout",
+    default=10_000,
+    minimum=1,
+    maximum="max_produce_timeout_ms",
+    description="Milliseconds after which records count as not acknowledged.",
+    example=10_000,
+)
+ASYNC: Final = FlagParameter(
+    "async",
+    description="The Strimzi bridge's; without an effect: every produce is answered when written.",
+    example=False,
+)
+RECEIPTS: Final = WordParameter(
+    "receipts",
+    words=("all", "errors"),
+    default="all",
+    description="`errors`: only failures are answered, and a last line with the counts.",
+    example="errors",
+)
+PRODUCER_HEADERS: Final = tuple(
+    IntegerParameter(
+        name,
+        maximum=limit,
+        description=f"{about} All three headers of an idempotent produce, or none.",
+        example=0,
+    )
+    for (name, limit), about in zip(
+        HEADER_LIMITS.items(),
+        (
+            "The producer's id, from `…/producer-ids`.",
+            "The producer's epoch.",
+            "Sequence of the first record; the next request's is this plus the count of records.",
+        ),
+        strict=True,
+    )
+)
+
+_TEXT_OR_NULL: Final = nullable({"type": "string"})
+_V2_RECORD: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "key": {},
+        "value": {},
+        "partition": {"type": ["integer", "null"], "minimum": 0, "maximum": INT32_MAX},
+        "timestamp": {"type": ["integer", "null"], "minimum": 0},
+        "headers": {
+            "type": ["array", "null"],
+            "items": {
+                "type": "object",
+                "properties": {"key": {"type": "string"}, "value": _TEXT_OR_NULL},
+                "required": ["key"],
+            },
+        },
+    },
+    "additionalProperties": False,
+}
+_SCHEMA_FIELDS: Final[dict[str, Any]] = {
+    name: {"description": "Refused: there are no schemas."}
+    for name in ("key_schema", "key_schema_id", "value_schema", "value_schema_id")
+}
+_WRITING: Final = (
+    RestCode.TOPIC_NOT_FOUND,
+    RestCode.PARTITION_NOT_FOUND,
+    RestCode.OUT_OF_ORDER_SEQUENCE,
+    RestCode.INVALID_PRODUCER_EPOCH,
+    RestCode.OLD_SEQUENCE,
+    RestCode.BROKER_NOT_AVAILABLE,
+)
+
+
+def _v2_produce(path: str, summary: str) -> Operation:
+    rows = {
+        "offsets": [{"partition": 0, "offset": 12, "error_code": None, "error": None}],
+        "key_schema_id": None,
+        "value_schema_id": None,
+    }
+    return Operation(
+        "POST",
+        path,
+        tag=_TAG,
+        summary=summary,
+        description=(
+            "One row for each record, in the order of the request. Rows of failed records have "
+            "`error_code` and `error`; where the cluster failed, `retriable` and `outcome`, too."
+        ),
+        parameters=(ACKS, TIMEOUT, ASYNC),
+        headers=PRODUCER_HEADERS,
+        body=Body(
+            fields={
+                "records": {"type": "array", "minItems": 1, "items": _V2_RECORD},
+                **_SCHEMA_FIELDS,
+            },
+            needed=("records",),
+            example={"records": [{"key": "alice", "value": {"id": 1}}]},
+            media_types=(V2_JSON, V2_BINARY),
+        ),
+        replies=(
+            reply(rows, "Rows of the records.", content_type=V2),
+            reply(
+                rows,
+                "No record was written, and a retry may succeed.",
+                503,
+                content_type=V2,
+            ),
+        ),
+        errors=(
+            *_WRITING,
+            RestCode.NOT_FOUND,
+            RestCode.NOT_ACCEPTABLE,
+            RestCode.UNPROCESSABLE,
+            RestCode.KEY_SCHEMA_MISSING,
+            RestCode.VALUE_SCHEMA_MISSING,
+            RestCode.INVALID_SCHEMA,
+        ),
+    )
+
+
+TO_TOPIC: Final = _v2_produce("/topics/{topic_name}", "Write records to a topic")
+TO_PARTITION: Final = _v2_produce(
+    "/topics/{topic_name}/partitions/{partition_id}", "Write records to a partition"
+)
+
+# v3
+
+_HALF: Final = {
+    "type": ["object", "null"],
+    "properties": {"type": {"enum": ["BINARY", "JSON", "STRING"]}, "data": {}},
+    "additionalProperties": False,
+}
+_V3_FIELDS: Final[dict[str, Any]] = {
+    "partition_id": {"type": ["integer", "null"], "minimum": 0, "maximum": INT32_MAX},
+    "headers": {
+        "type": ["array", "null"],
+        "items": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "value": _TEXT_OR_NULL},
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    },
+    "key": _HALF,
+    "value": _HALF,
+    "timestamp": {"type": ["string", "null"], "format": "date-time"},
+}
+_V3_RECORD: Final = {
+    "key": {"type": "STRING", "data": "alice"},
+    "value": {"type": "JSON", "data": {"id": 1}},
+}
+_RECEIPT: Final = {
+    "cluster_id": CLUSTER_ID,
+    "topic_name": TOPIC,
+    "partition_id": 0,
+    "offset": 12,
+    "timestamp": "2026-01-31T12:00:00.000Z",
+    "key": {"type": "STRING", "size": 5},
+    "value": {"type": "JSON", "size": 8},
+}
+_PATH: Final = CLUSTER + "/topics/{topic_name}/records"
+
+STREAM: Final = Operation(
+    "POST",
+    _PATH,
+    tag=_TAG,
+    summary="Write records as a stream, answered while it is sent",
+    description=(
+        "The body is any number of JSON objects, one behind the other, and the answer a receipt "
+        "for each, in order. What is wrong with one record is said in its receipt; see the "
+        "documentation for what ends the stream."
+    ),
+    parameters=(ACKS, TIMEOUT, RECEIPTS),
+    headers=PRODUCER_HEADERS,
+    body=Body(fields=_V3_FIELDS, example=_V3_RECORD, is_stream=True),
+    replies=(
+        reply(
+            {"error_code": 200, **_RECEIPT},
+            "Receipts, each on a line: a document of its own for each record.",
+        ),
+    ),
+    errors=(*_WRITING, RestCode.PAYLOAD),
+)
+BATCH: Final = Operation(
+    "POST",
+    _PATH + ":batch",
+    tag=_TAG,
+    summary="Write up to a thousand records, each answered on its own",
+    parameters=(ACKS, TIMEOUT),
+    headers=PRODUCER_HEADERS,
+    body=Body(
+        fields={
+            "entries": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": 1_000,
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "id": {"type": "string", "pattern": "^[0-9A-Za-z_-]{1,80}$"},
+                        **_V3_FIELDS,
+                    },
+                    "required": ["id"],
+                    "additionalProperties": False,
+                },
+            }
+        },
+        needed=("entries",),
+        example={"entries": [{"id": "1", **_V3_RECORD}]},
+    ),
+    replies=(
+        reply(
+            {
+                "successes": [{"id": "1", **_RECEIPT}],
+                "failures": [{"id": "2", "error_code": 40402, "message": "Partition not found"}],
+            },
+            "Entries that were written, and those that were not.",
+            207,
+        ),
+    ),
+    errors=(*_WRITING, RestCode.BATCH),
+)
