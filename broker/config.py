@@ -60,6 +60,8 @@ class BrokerLimits:
     max_streams: int = default_number("max.streams")
     """Requests at a time whose body or answer has no end of its own. Each holds a connection, its
     buffers and a task, for a day at most."""
+    max_connections: int = default_number("max.connections")
+    max_connections_per_ip: int = default_number("max.connections.per.ip")
     max_partitions_per_topic: int = default_number("max.partitions.per.topic")
     max_fetch_bytes: int = default_number("max.fetch.bytes")
     max_fetch_wait_ms: int = default_number("max.fetch.wait.ms")
@@ -114,6 +116,31 @@ class BrokerTimeouts:
     """Largest difference to the active controller's clock at which records are deleted for their
     age (rule R10)."""
     log_cleaner_backoff_ms: int = default_number("log.cleaner.backoff.ms")
+    first_byte_ms: int = default_number("first.byte.ms")
+    header_ms: int = default_number("header.ms")
+    answer_progress_ms: int = default_number("answer.progress.ms")
+
+
+ACCESS_OFF, ACCESS_ERRORS, ACCESS_ALL = ACCESS_MODES = ("off", "errors", "all")
+"""Values of ``[log] access``."""
+ACCESS_SLOW_MS_DEFAULT = 1_000
+LOG_BYTES_DEFAULT = 64 << 20
+LOG_KEEP_DEFAULT = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessLogConfig:
+    """The ``[log]`` section. Immutable."""
+
+    file: Path
+    mode: str = ACCESS_ERRORS
+    """``errors``: requests that failed or were slow; ``all``: every one; ``off``: none."""
+    slow_ms: int = ACCESS_SLOW_MS_DEFAULT
+    """A request that took this much longer than it asked to wait is slow."""
+    max_bytes: int = LOG_BYTES_DEFAULT
+    """Size at which the file is renamed to ``FILE.1``, that to ``FILE.2``, and so on."""
+    keep: int = LOG_KEEP_DEFAULT
+    """Number of files besides the present one; older ones are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

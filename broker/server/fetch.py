@@ -23,7 +23,7 @@ from broker.server.local_partitions import (
     check_seen,
 )
 from broker.server.peer_codec import PeerRequestKind
-from broker.server.requests import UNKNOWN_EPOCH
+from broker.server.requests import UNKNOWN_EPOCH, note_passed_to
 from raft_metadata.common.configs.table import REPLICA_SELECTOR
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.image.metadata_image import broker_layers
@@ -224,6 +224,7 @@ class FollowerReads:
     async def _ask(self, image: MetadataImage, follower: BrokerId, read: Read) -> FetchResult:
         peer = image.brokers[follower].peer
         body, timeout_ms = peer_codec.encode_fetch(read), read.max_wait_ms + ANSWER_MARGIN_MS
+        note_passed_to(follower)
         async with asyncio.timeout(timeout_ms / 1000):
             answer = await self._peers.call(
                 follower, peer, PeerRequestKind.FETCH_FOLLOWER, body, timeout_ms

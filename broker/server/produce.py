@@ -23,6 +23,7 @@ from broker.server.forwarded_produce import (
 )
 from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.peer_codec import PeerRequestKind
+from broker.server.requests import note_passed_to
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class ProduceRouting:
                 base = await self._local.append(now)
             else:
                 if await self._forwarded.acquire_producer_id(append.acks):
+                    note_passed_to(registration.leader)
                     placed = await self._forwarded.append(append, deadline_ms)
                     if not _all_refused_for_producers(placed):
                         return placed

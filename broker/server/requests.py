@@ -6,6 +6,7 @@ Any broker answers any request (decision D7): what is led elsewhere is forwarded
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -39,6 +40,18 @@ if TYPE_CHECKING:
         TopicCreated,
         TopicDeleted,
     )
+
+PASSED_TO: ContextVar[set[int] | None] = ContextVar("passed_to", default=None)
+"""Set by a front end that wants to know where its present request goes, in the request's task: the
+ids of the brokers to which this broker passed a part of it. It changes nothing."""
+
+
+def note_passed_to(broker: BrokerId) -> None:
+    """Add a broker to the present request's `PASSED_TO`, if a front end asked for it."""
+    brokers = PASSED_TO.get()
+    if brokers is not None:
+        brokers.add(broker)
+
 
 UNKNOWN_EPOCH: Final = -1
 """In place of a leader epoch that a reader does not know."""

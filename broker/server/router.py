@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from broker.server.requests import note_passed_to
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 from raft_metadata.common.sequenced_sender import RETRIABLE_REFUSALS
@@ -123,6 +124,7 @@ class LeaderRouter:
         try:
             async with scope:
                 forwards.add(scope)
+                note_passed_to(leader.broker_id)
                 return await self._peers.call(leader.broker_id, leader.peer, kind, body, timeout_ms)
         except TimeoutError:
             text = f"broker {leader.broker_id}, the leader, did not answer within {timeout_ms} ms"

@@ -15,32 +15,27 @@ Clients that are not browsers send no ``Origin``, and the ``Host`` that they wer
 from __future__ import annotations
 
 import ipaddress
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from http_api.contract.errors import RestCode, RestError, excerpt
+from http_api.contract.origins import (
+    DEFAULT_PORTS,
+    NO_ORIGINS,
+    AllowedOrigins,
+    Authority,
+    parse_authority,
+    parse_origin,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_HOST: Final = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,255})(?::([0-9]{1,5}))?")
-_ORIGIN: Final = re.compile(r"(https?)://(.{1,300})")
-_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+    from http_api.contract.forwarding import Forwarded
+
 _READS: Final = frozenset({"GET", "HEAD"})
 _SCHEME: Final = "http"
-"""Scheme of this listener: it has no TLS."""
-
-Authority = tuple[str, int | None]
-"""Host in lower case, without brackets, and port; None: the scheme's default."""
-
-
-def parse_authority(text: str) -> Authority | None:
-    """Return the host and the port of ``host[:port]``, or None if ``text`` has another form."""
-    match = _HOST.fullmatch(text.lower())
-    if match is None:
-        return None
-    return match[1].strip("[]").rstrip("."), None if match[2] is None else int(match[2])
+"""Scheme of this listener, which has no TLS, where no proxy reports another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +50,21 @@ class TrustedHosts:
     named: frozenset[Authority] = field(default_factory=frozenset[Authority])
     """Entries of ``[listeners] hosts``."""
 
-    def check(self, method: str, hosts: Sequence[str], origins: Sequence[str]) -> None:
+    def check(
+        self,
+        method: str,
+        hosts: Sequence[str],
+        origins: Sequence[str],
+        *,
+        forwarded: Forwarded | None = None,
+        allowed: AllowedOrigins = NO_ORIGINS,
+    ) -> None:
         """Refuse a request of a foreign page; ``hosts`` and ``origins`` hold the headers' values.
+
+        ``forwarded`` is the report of a trusted proxy: an origin is compared with the site that it
+        names, for that is the one which a browser knows. ``Host`` is always that of the connection,
+        so that no page passes by the check of names with headers that it writes itself. Pages of
+        ``allowed`` origins are served.
 
         Raises:
             RestError: 403/403, naming the header's value and the config that permits it.
@@ -71,11 +79,11 @@ class TrustedHosts:
         if method in _READS:
             return
         for origin in origins:
-            if not self._is_trusted_origin(origin, hosts):
+            if not (allowed.allows(origin) or self._is_own_site(origin, hosts, forwarded)):
                 raise _refusal(
                     f"{method} from a page of '{excerpt(origin)}' is refused: it is another "
                     "site than this listener's; if it is yours, add its host to hosts in "
-                    "[listeners] of config.toml"
+                    "[listeners] of config.toml, or the origin to cors.allowed.origins"
                 )
 
     def is_trusted_host(self, host: str) -> bool:
@@ -92,23 +100,22 @@ class TrustedHosts:
             or _is_ip_address(name)
         )
 
-    def _is_trusted_origin(self, origin: str, hosts: Sequence[str]) -> bool:
-        match = _ORIGIN.fullmatch(origin)
-        site = None if match is None else parse_authority(match[2])
-        if match is None or site is None:
+    def _is_own_site(self, origin: str, hosts: Sequence[str], forwarded: Forwarded | None) -> bool:
+        site = parse_origin(origin)
+        if site is None:
             return False  # `null`, or no origin at all
-        port = site[1] or _DEFAULT_PORTS[match[1]]
+        scheme, name, port = site
+        here = _SCHEME
+        if forwarded is not None:
+            here = forwarded.scheme or _SCHEME
+            hosts = hosts if forwarded.host is None else [forwarded.host]
         for host in hosts:
-            here = parse_authority(host)
-            if here is not None and (match[1], site[0], port) == (
-                _SCHEME,
-                here[0],
-                here[1] or _DEFAULT_PORTS[_SCHEME],
-            ):
+            own = parse_authority(host)
+            if own is not None and site == (here, own[0], own[1] or DEFAULT_PORTS[here]):
                 return True
         return any(
-            site[0] == name and port == (known or _DEFAULT_PORTS[match[1]])
-            for name, known in self.named
+            name == known and port == (its_port or DEFAULT_PORTS[scheme])
+            for known, its_port in self.named
         )
 
 

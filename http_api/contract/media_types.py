@@ -1,7 +1,7 @@
 """Media types of bodies and answers, and how the Accept headers choose among them.
 
 Servers look up the format of a request body and choose the type of an answer here; clients use the
-names. Also here: the one content coding, zstd.
+names. Also here: the two content codings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ LINES = "application/vnd.quorumlog.lines+json"
 TEXT = "text/plain; charset=utf-8"
 
 ZSTD = "zstd"
-"""The only content coding: of topics with ``compression.type=zstd`` that are read as NDJSON."""
+"""Content coding of topics with ``compression.type=zstd`` that are read as NDJSON."""
+GZIP = "gzip"
+"""Content coding of other answers: see ``http.gzip``."""
 DECODED_LENGTH_HEADER = "Quorumlog-Decoded-Length"
 """Header with the decoded bytes of a zstd answer; a client that gets fewer has lost frames."""
 
@@ -111,17 +113,22 @@ def produce_format(content_type: str | None) -> EmbeddedFormat | None:
 
 
 def accepts_zstd(accept_encoding: str | None) -> bool:
-    """Return True if an Accept-Encoding names zstd and gives identity no higher quality.
+    """Return True if zstd may be sent; see `accepts_coding`."""
+    return accepts_coding(accept_encoding, ZSTD)
 
-    A wildcard is not enough: a client that decodes zstd names it (RFC 9110, 12.5.3).
+
+def accepts_coding(accept_encoding: str | None, coding: str) -> bool:
+    """Return True if an Accept-Encoding names the coding and gives identity no higher quality.
+
+    A wildcard is not enough: a client that decodes a coding names it (RFC 9110, 12.5.3).
     """
-    if not accept_encoding or ZSTD not in accept_encoding.lower():
+    if not accept_encoding or coding not in accept_encoding.lower():
         return False
     said = {
         essence(part): _quality(part)
         for part in accept_encoding.split(",", MAX_ACCEPT_RANGES)[:MAX_ACCEPT_RANGES]
     }
-    quality = said.get(ZSTD, 0.0)
+    quality = said.get(coding, 0.0)
     return quality > 0 and quality >= said.get("identity", 0.0)
 
 

@@ -111,8 +111,11 @@ async def _listen(
             f"http://{config.advertised_http}",
             server.debug_state,
             trusted_hosts(config),
+            config.proxies,
         ),
         config.limits,
+        timeouts=config.timeouts,
+        access=config.access,
         insecure=node.insecure,
         shutdown_grace_s=HTTP_SHUTDOWN_GRACE_S,
     )

@@ -24,8 +24,21 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from broker.config import BrokerConfig, BrokerDefaults, BrokerLimits, BrokerTimeouts
-from http_api.contract.foreign_pages import TrustedHosts, parse_authority
+from broker.config import (
+    ACCESS_ERRORS,
+    ACCESS_MODES,
+    ACCESS_SLOW_MS_DEFAULT,
+    LOG_BYTES_DEFAULT,
+    LOG_KEEP_DEFAULT,
+    AccessLogConfig,
+    BrokerConfig,
+    BrokerDefaults,
+    BrokerLimits,
+    BrokerTimeouts,
+)
+from http_api.contract.foreign_pages import TrustedHosts
+from http_api.contract.forwarding import NO_PROXIES, TrustedProxies
+from http_api.contract.origins import parse_authority
 from http_api.node.exits import ConfigError
 from raft_metadata.common.configs.rows import (
     ConfigRow,
@@ -139,12 +152,42 @@ _TLS_HINTS = {
 }
 _DIAL_KEY = re.compile(r"(?:broker|controller)-\d+\.(?:http|peer|raft)")
 _DIAL_ENVIRONMENT = re.compile(r"(BROKER|CONTROLLER)_(\d+)_(HTTP|PEER|RAFT)")
+_LOG_HINTS: Mapping[str, str] = {
+    "access": "errors: failed and slow requests, all: every request of clients, off: none",
+    "access_slow_ms": "a request this much longer than it asked to wait is slow",
+    "access_file": "relative to the node's folder",
+    "max_bytes": "a file of this size is renamed to FILE.1, that to FILE.2, and so on",
+    "keep": "how many of these there are",
+}
+_LOG_NUMBERS = {
+    "access_slow_ms": (0, 3_600_000),
+    "max_bytes": (4_096, 1 << 40),
+    "keep": (1, 1_000),
+}
+"""Keys of ``[log]`` that are numbers, with their ranges."""
+ACCESS_FILE = "access.ndjson"
+_LOG_DEFAULTS: Mapping[str, str | int] = {
+    "access": ACCESS_ERRORS,
+    "access_slow_ms": ACCESS_SLOW_MS_DEFAULT,
+    "max_bytes": LOG_BYTES_DEFAULT,
+    "keep": LOG_KEEP_DEFAULT,
+}
 HOSTS_MAX = 100
-"""Most names in ``[listeners] hosts``."""
+"""Most names in ``[listeners] hosts``, and networks in ``forwarded_from``."""
+_LISTENER_LISTS = ("hosts", "forwarded_from")
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}(:[0-9]{1,5})?")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMATS = ("text", "json")
-SECTIONS = ("node", "listeners", "advertised", "controllers", "dial", "tls", *SETTING_SECTIONS)
+SECTIONS = (
+    "node",
+    "listeners",
+    "advertised",
+    "controllers",
+    "dial",
+    "tls",
+    "log",
+    *SETTING_SECTIONS,
+)
 
 _Section = TypeVar("_Section")
 
@@ -197,8 +240,12 @@ class NodeConfig:
     hosts: tuple[str, ...] = ()
     """``[listeners] hosts``: names, with a port or without, under which web pages may reach the
     HTTP listener, besides the advertised one."""
+    proxies: TrustedProxies = NO_PROXIES
+    """``[listeners] forwarded_from``: networks of proxies whose reports about a request count."""
     tls: TlsFiles | None = None
     """Files for mutual TLS; only the controllers' Raft listeners use it so far."""
+    access: AccessLogConfig
+    """``[log]``: the access log of a broker's HTTP listener."""
     rack: str | None = None
     log_level: str = "info"
     log_format: str = "text"
@@ -374,11 +421,13 @@ def _check_key(section: str, key: str, origin: str) -> None:
         case "node":
             known: Sequence[str] = _NODE_KEYS
         case "listeners":
-            known = (*_ADDRESS_KEYS, "hosts")
+            known = (*_ADDRESS_KEYS, *_LISTENER_LISTS)
         case "advertised":
             known = _ADDRESS_KEYS
         case "tls":
             known = tuple(_TLS_HINTS)
+        case "log":
+            known = tuple(_LOG_HINTS)
         case _:
             known = [name for name, row in BY_NAME.items() if row.section == section]
     if key not in known:
@@ -400,7 +449,9 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
         msg = f"{origin}: node.id = {node_id!r}, expected a whole number from 1 on"
         raise ConfigError(msg)
     inner = "peer" if role == "broker" else "raft"
-    listeners = {key: value for key, value in table["listeners"].items() if key != "hosts"}
+    listeners = {
+        key: value for key, value in table["listeners"].items() if key not in _LISTENER_LISTS
+    }
     listen = _addresses(listeners, inner, f"{origin}: listeners")
     advertised_addresses = _addresses(
         {**listeners, **table["advertised"]}, inner, f"{origin}: advertised"
@@ -414,11 +465,12 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
         key: parse_address(address, f"{origin}: dial.{key}")
         for key, address in table["dial"].items()
     }
+    data_dir = (path.parent / str(node["data_dir"])).absolute()
     return NodeConfig(
         node_id=NodeId(node_id),
         role=role,
         cluster_id=ClusterId(str(node["cluster_id"])),
-        data_dir=(path.parent / str(node["data_dir"])).absolute(),
+        data_dir=data_dir,
         rack=str(node["rack"]) if "rack" in node else None,
         log_level=_one_of(node.get("log_level", "info"), _LOG_LEVELS, f"{origin}: node.log_level"),
         log_format=_one_of(
@@ -431,7 +483,11 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
         controllers=controllers,
         dial=dial,
         hosts=_hosts(table["listeners"].get("hosts", []), f"{origin}: listeners.hosts"),
+        proxies=_proxies(
+            table["listeners"].get("forwarded_from", []), f"{origin}: listeners.forwarded_from"
+        ),
         tls=_tls(table["tls"], path),
+        access=_access(table["log"], data_dir, f"{origin}: log"),
         defaults=_section(BrokerDefaults, values),
         limits=_section(BrokerLimits, values),
         timeouts=_section(BrokerTimeouts, values),
@@ -465,14 +521,32 @@ def _addresses(table: Mapping[str, Any], inner: str, origin: str) -> tuple[Addre
 
 
 def _hosts(value: object, origin: str) -> tuple[str, ...]:
-    """Return the names of a list, or of a text with commas, as the environment has them."""
-    given = value.split(",") if isinstance(value, str) else value
-    if isinstance(given, list) and len(given) <= HOSTS_MAX:
-        names = [one.strip() for one in given if isinstance(one, str)]
-        if len(names) == len(given) and all(map(_HOST_NAME.fullmatch, names)):
-            return tuple(names)
+    names = _texts(value)
+    if names is not None and all(map(_HOST_NAME.fullmatch, names)):
+        return names
     msg = f"{origin} = {value!r}, expected a list of at most {HOSTS_MAX} host names,"
     raise ConfigError(msg + ' such as ["log.example.com", "log.example.com:8443"]')
+
+
+def _proxies(value: object, origin: str) -> TrustedProxies:
+    with contextlib.suppress(ValueError):
+        names = _texts(value)
+        if names is not None:
+            return TrustedProxies(tuple(map(ipaddress.ip_network, names)))
+    msg = f"{origin} = {value!r}, expected a list of at most {HOSTS_MAX} networks or IP addresses,"
+    raise ConfigError(msg + ' such as ["10.0.0.0/8", "127.0.0.1", "fd00::/8"]')
+
+
+def _texts(value: object) -> tuple[str, ...] | None:
+    """Return the texts of a list, or of a text with commas, as the environment has them.
+
+    None for anything else, and for more than `HOSTS_MAX`.
+    """
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list) or len(given) > HOSTS_MAX:
+        return None
+    texts = tuple(one.strip() for one in given if isinstance(one, str))
+    return texts if len(texts) == len(given) else None
 
 
 def _controllers(table: Mapping[str, Any], origin: str) -> dict[int, ControllerAddresses]:
@@ -503,6 +577,27 @@ def _tls(table: Mapping[str, Any], path: Path) -> TlsFiles | None:
             raise ConfigError(msg)
     files = {key: (path.parent / table[key]).absolute() for key in _TLS_HINTS}
     return TlsFiles(ca=files["ca"], certificate=files["certificate"], key=files["key"])
+
+
+def _access(table: Mapping[str, Any], data_dir: Path, origin: str) -> AccessLogConfig:
+    """Return ``[log]``; numbers may be texts, as the environment has them."""
+    numbers: dict[str, int] = {}
+    for key, (least, most) in _LOG_NUMBERS.items():
+        value = table.get(key)
+        if isinstance(value, str) and value.isascii() and value.isdecimal():
+            value = int(value)
+        if value is None:
+            continue
+        if type(value) is not int or not least <= value <= most:
+            msg = f"{origin}.{key} = {table[key]!r}, expected a whole number from {least} to {most}"
+            raise ConfigError(msg)
+        numbers[key.removeprefix("access_")] = value
+    file = table.get("access_file", ACCESS_FILE)
+    if not isinstance(file, str) or not file or "\0" in file:
+        msg = f"{origin}.access_file = {file!r}, expected the path of a file"
+        raise ConfigError(msg)
+    mode = _one_of(table.get("access", ACCESS_ERRORS), ACCESS_MODES, f"{origin}.access")
+    return AccessLogConfig(mode=mode, file=(data_dir / file).absolute(), **numbers)
 
 
 def _checked_settings(table: Mapping[str, Mapping[str, Any]], origin: str) -> dict[str, Any]:
@@ -591,11 +686,20 @@ def render_config(table: Mapping[str, Mapping[str, Any]]) -> str:
         lines += [f"{_toml_key(key)} = {_toml(value)}" for key, value in given.items()]
         if section == "listeners" and "hosts" not in given:
             lines += ["# hosts = []  # more names that web pages may reach the HTTP listener by"]
+        if section == "listeners" and "forwarded_from" not in given:
+            lines += ["# forwarded_from = []  # networks of proxies whose X-Forwarded-* are used"]
         if section == "tls":
             lines += [
                 "# Mutual TLS between controllers (listeners.raft); no other listener uses it yet."
             ]
             lines += [f"# {key} = ...  # {hint}" for key, hint in _TLS_HINTS.items()]
+        if section == "log":
+            shown = {**_LOG_DEFAULTS, "access_file": ACCESS_FILE}
+            lines += [
+                f"# {key} = {_toml(shown[key])}  # {hint}"
+                for key, hint in _LOG_HINTS.items()
+                if key not in given
+            ]
         lines += [
             f"# {name} = {_toml(setting.row.default)}  # {setting.row.meaning}"
             for name, setting in BY_NAME.items()

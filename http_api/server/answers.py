@@ -30,6 +30,7 @@ from http_api.contract.errors import (
     failure_envelope,
 )
 from http_api.contract.foreign_pages import ANY_HOST, TrustedHosts
+from http_api.contract.forwarding import NO_PROXIES, TrustedProxies
 from http_api.contract.media_types import JSON, V2
 from raft_metadata.common.errors import KafkaError, Outcome
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from broker.config import BrokerLimits
     from broker.server.requests import BrokerApis
+    from http_api.server.live_settings import LiveSettings
     from http_api.server.streams import StreamRegistry
 
 
@@ -58,7 +60,9 @@ class ApiContext:
     advertised_url: str
     """Address ``http://host:port`` at which clients reach this broker, without a final slash."""
     streams: StreamRegistry
+    settings: LiveSettings
     trusted: TrustedHosts = ANY_HOST
+    proxies: TrustedProxies = NO_PROXIES
 
 
 def reply(

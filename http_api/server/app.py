@@ -11,12 +11,26 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from broker.config import ACCESS_OFF, BrokerTimeouts
+from broker.server.requests import PASSED_TO
 from http_api.contract.foreign_pages import ANY_HOST, TrustedHosts
+from http_api.contract.forwarding import NO_PROXIES, TrustedProxies
 from http_api.contract.operations.declaration import Operation
+from http_api.contract.origins import AllowedOrigins, preflight_headers
+from http_api.server.access_log import (
+    BEGAN_S,
+    DECLARED,
+    FORWARDED_TO,
+    AccessLog,
+    RouteLog,
+    RouteLogger,
+)
+from http_api.server.answer_coding import MAY_GZIP, add_vary, gzipped, may_gzip
 from http_api.server.answers import (
     ERROR_TYPE,
     MAX_HEADERS,
@@ -25,14 +39,17 @@ from http_api.server.answers import (
     RequestIds,
     error_middleware,
 )
+from http_api.server.connection_limits import ConnectionGate, Doorkeeper, open_files_max
 from http_api.server.fast_lane import FastLane
 from http_api.server.lane_connection import LaneConnection
+from http_api.server.live_settings import LiveSettings
 from http_api.server.query_parameters import (
     IGNORED_PARAMETERS_HEADER,
     check_parameters,
     ignored_header,
 )
 from http_api.server.request_parsing import continue_unless_too_large
+from http_api.server.request_site import client_host, enter_request
 from http_api.server.routes.api_document import DocumentRoutes
 from http_api.server.routes.broker_state import OpsRoutes, StateRoutes
 from http_api.server.routes.v2.consumer_instances import ConsumerRoutes
@@ -52,7 +69,9 @@ from http_api.server.streams import StreamRegistry
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
-    from broker.config import BrokerLimits
+    from collections.abc import Awaitable, Callable
+
+    from broker.config import AccessLogConfig, BrokerLimits
     from broker.server.debug_state import BrokerDebugState
     from broker.server.requests import BrokerApis
 
@@ -65,10 +84,13 @@ SHUTDOWN_GRACE_S = 3.0
 """Time for requests in flight at `HttpServer.stop` to finish; then they are cancelled."""
 KEEPALIVE_S = 75.0
 BACKLOG = 1_024
+TIMEOUTS: Final = BrokerTimeouts()
 OPERATION = web.RequestKey("operation", Operation)
 """Declaration of the route that handles a request; missing where no route does."""
 IGNORED = web.RequestKey("ignored", tuple[str, ...])
 """Names of a request's query parameters that have no effect."""
+CONTEXT: web.AppKey[ApiContext] = web.AppKey("context")
+"""The broker that answers, and its limits."""
 LANE: web.AppKey[FastLane | None] = web.AppKey("lane")
 """The app's fast lane; None: aiohttp handles every request."""
 
@@ -79,15 +101,18 @@ def build_app(
     advertised_url: str,
     debug_state: BrokerDebugState | None = None,
     trusted: TrustedHosts = ANY_HOST,
+    proxies: TrustedProxies = NO_PROXIES,
 ) -> web.Application:
     """Return the app with every route of the public listener, in front of ``apis``.
 
-    Answers name this broker as ``advertised_url`` (``http://host:port``). ``debug_state`` gives the
-    debug state of this broker; None: its paths are not served. Requests of web pages are served
-    under the names in ``trusted`` only.
+    Answers name this broker as ``advertised_url`` (``http://host:port``), those to requests from
+    ``proxies`` as the proxy reports. ``debug_state`` gives the debug state of this broker; None:
+    its paths are not served. Requests of web pages are served under the names in ``trusted`` only.
     """
     streams = StreamRegistry(limits.max_streams)
-    context = ApiContext(apis, limits, advertised_url.rstrip("/"), streams, trusted)
+    context = ApiContext(
+        apis, limits, advertised_url.rstrip("/"), streams, LiveSettings(apis), trusted, proxies
+    )
     ids = RequestIds()
     router = PathRouter()
     for routes in _routes(context):
@@ -96,22 +121,11 @@ def build_app(
         StateRoutes(debug_state).add_to(router)
     DocumentRoutes(context).add_to(router)
 
-    async def dispatch(request: web.Request) -> web.StreamResponse:
-        headers = request.headers
-        trusted.check(request.method, headers.getall("Host", ()), headers.getall("Origin", ()))
-        route, parameters = router.resolve(request.method, request.rel_url.raw_path)
-        request[OPERATION] = route.operation
-        request[ERROR_TYPE] = route.reply_type
-        if request.rel_url.raw_query_string:
-            names = [name for name, _ in request.query.items()]
-            request[IGNORED] = check_parameters(names, route.parameters)
-        return await route.handler(request, *parameters)
-
     app = web.Application(middlewares=[error_middleware], client_max_size=limits.max_body_bytes)
     app.router.add_route(
         "*",
         "/{path:(?s:.*)}",  # also a path with a line break: our router refuses it
-        dispatch,
+        _dispatcher(context, router),
         expect_handler=continue_unless_too_large(limits.max_body_bytes, router.takes_any_length),
     )
 
@@ -121,14 +135,72 @@ def build_app(
         ignored = request.get(IGNORED)
         if ignored:
             response.headers[IGNORED_PARAMETERS_HEADER] = ignored_header(ignored)
+        origins = context.settings.current().origins
+        if origins:
+            _add_cors_headers(request, response, origins)
 
     async def end_streams(_: web.Application) -> None:
         streams.stop()
 
     app.on_response_prepare.append(sign)
     app.on_shutdown.append(end_streams)
+    app[CONTEXT] = context
     app[LANE] = FastLane(context, ids, SystemClock()) if limits.http_fast_lane else None
     return app
+
+
+def _dispatcher(
+    context: ApiContext, router: PathRouter
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Return the handler of every request: its checks, its route, and the coding of its answer."""
+
+    async def dispatch(request: web.Request) -> web.StreamResponse:
+        settings = context.settings.current()
+        headers, method = request.headers, request.method
+        forwarded = enter_request(request, context.proxies)
+        context.trusted.check(
+            method,
+            headers.getall("Host", ()),
+            headers.getall("Origin", ()),
+            forwarded=forwarded,
+            allowed=settings.origins,
+        )
+        if method == "OPTIONS" and settings.origins and _is_preflight(request):
+            methods = router.methods(request.rel_url.raw_path)
+            return web.Response(status=204, headers=preflight_headers(methods))
+        route, parameters = router.resolve(method, request.rel_url.raw_path)
+        request[OPERATION] = route.operation
+        request[ERROR_TYPE] = route.reply_type
+        request[DECLARED] = route.parameters
+        request[BEGAN_S] = asyncio.get_running_loop().time()
+        passed_to: set[int] = set()
+        request[FORWARDED_TO] = passed_to
+        PASSED_TO.set(passed_to)
+        request[MAY_GZIP] = may_gzip(settings, carries_records=route.operation.carries_records)
+        if request.rel_url.raw_query_string:
+            names = [name for name, _ in request.query.items()]
+            request[IGNORED] = check_parameters(
+                names, route.parameters, settings.ignored_parameters
+            )
+        return await gzipped(request, await route.handler(request, *parameters))
+
+    return dispatch
+
+
+def _is_preflight(request: web.Request) -> bool:
+    return "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
+
+
+def _add_cors_headers(
+    request: web.Request, response: web.StreamResponse, origins: AllowedOrigins
+) -> None:
+    """Add the headers that let the page read an answer; a request without a page has none."""
+    given = request.headers.getall("Origin", ())
+    if len(given) != 1:
+        return
+    if origins.varies:
+        add_vary(response, "Origin")
+    response.headers.update(origins.answer_headers(given[0], list(response.headers)))
 
 
 def _routes(context: ApiContext) -> tuple[RouteGroup, ...]:
@@ -166,14 +238,27 @@ class HttpServer:
         app: web.Application,
         limits: BrokerLimits,
         *,
+        timeouts: BrokerTimeouts = TIMEOUTS,
+        access: AccessLogConfig | None = None,
         insecure: bool = False,
         shutdown_grace_s: float = SHUTDOWN_GRACE_S,
     ) -> None:
+        if access is not None and access.mode == ACCESS_OFF:
+            access = None
+        self._access = None if access is None else AccessLog(access, SystemClock())
+        self._routes_log = (
+            None
+            if self._access is None
+            else RouteLog(self._access, partial(client_host, proxies=app[CONTEXT].proxies))
+        )
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=shutdown_grace_s
         )
         self._lane = app[LANE]
         self._limits = limits
+        self._timeouts = timeouts
+        self.gate = ConnectionGate(limits, app[CONTEXT].proxies, open_files_max())
+        """Count of the open connections."""
         self._insecure = insecure
         self._server: asyncio.Server | None = None
 
@@ -193,10 +278,14 @@ class HttpServer:
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._connection, host, port, backlog=BACKLOG)
+            self._server = await loop.create_server(
+                lambda: Doorkeeper(self.gate, self.connection_for), host, port, backlog=BACKLOG
+            )
         except OSError:
             await self._runner.cleanup()
             raise
+        if self._access is not None:
+            self._access.start()
         bound = self._server.sockets[0].getsockname()
         address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
         _log.info("listening address=%s", address)
@@ -208,15 +297,24 @@ class HttpServer:
             self._server.close()
             self._server = None
         await self._runner.cleanup()
+        self.gate.stop()
+        if self._access is not None:
+            await asyncio.to_thread(self._access.stop)
 
-    def _connection(self) -> LaneConnection:
+    def connection_for(self, host: str) -> LaneConnection:
+        """Return the handler of a connection from this IP address, which the gate let in."""
         server = self._runner.server
         assert server is not None, "the runner is set up before anything connects"
         return LaneConnection(
             self._lane,
             server,
+            timeouts=self._timeouts,
+            closed=partial(self.gate.leave, host),
+            host=host,
+            access=self._access,
             loop=asyncio.get_running_loop(),
-            access_log=None,
+            access_log=self._routes_log,
+            access_log_class=RouteLogger,
             keepalive_timeout=KEEPALIVE_S,
             max_line_size=self._limits.max_header_bytes,
             max_field_size=self._limits.max_header_bytes,

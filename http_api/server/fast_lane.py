@@ -26,6 +26,7 @@ from broker.server.requests import (
 )
 from http_api.contract import v2
 from http_api.contract.errors import RestError
+from http_api.contract.forwarding import HEADERS as FORWARDING_HEADERS
 from http_api.contract.media_types import (
     DECODED_LENGTH_HEADER,
     FETCH_REPLIES,
@@ -41,12 +42,13 @@ from http_api.contract.media_types import (
 )
 from http_api.contract.operations import fetch_operations as fetches
 from http_api.contract.operations import produce_operations as produces
+from http_api.server.access_log import LogEntry, error_code_in, shown_query
 from http_api.server.answers import SERVER
 from http_api.server.request_parsing import INT32_MAX, OFFSET_MAX
+from http_api.server.request_site import leader_url
 from http_api.server.routes.v2.fetch_records import (
     MANY_FRAMES,
     in_one_frame,
-    leader_url,
     readable_bytes,
 )
 from http_api.server.routes.v2.produce_records import (
@@ -79,6 +81,7 @@ CACHE_KEY_LENGTH_MAX: Final = 1_024
 """Longest key of a cache: 4,096 keys of ``max.header.bytes`` would be 130 MB in each cache."""
 _PRODUCE = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})(?:/partitions/([0-9]{1,9}))?(?:\?(.+))?")
 _FETCH = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})/partitions/([0-9]{1,9})/records\?(.+)")
+_PARTITION_OF_ROW = re.compile(rb'"partition":([0-9]{1,9})')
 BATCHES: Final = "batches"
 _FETCH_PARAMETERS = frozenset(
     {"offset", "max_bytes", "timeout", "frames", "include", "leader_epoch", "seen_epoch"}
@@ -120,6 +123,9 @@ _ROLES = {
 }
 """Header name → its role. Every ``Quorumlog-`` header is left to the routes (`_LEFT_TO_ROUTES`),
 any other is ignored (`_PLAIN`)."""
+
+_OF_PROXIES = frozenset(name.lower().encode() for name in FORWARDING_HEADERS)
+"""Names of headers that have a meaning on connections from trusted proxies."""
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
 
@@ -176,6 +182,7 @@ class FastLane:
         self._clock = clock
         self._direct = context.apis.direct
         self._limits = context.limits
+        self._settings = context.settings
         self._ids = ids
         self.heads: dict[bytes, KnownHead] = {}
         """Head of an earlier request, byte for byte, → its meaning."""
@@ -226,6 +233,8 @@ class FastLane:
     def _learn(self, name: bytes) -> int:
         lower = name.lower()
         role = _LEFT_TO_ROUTES if lower.startswith(b"quorumlog-") else _ROLES.get(lower, _PLAIN)
+        if lower in _OF_PROXIES and self._context.proxies.networks:
+            role = _LEFT_TO_ROUTES
         _remember(self._roles, name, role)
         return role
 
@@ -318,6 +327,8 @@ class FastLane:
         answered: Callable[[list[bytes] | None], None],
     ) -> bool:
         """Append the records of a request whose headers were checked; else as `produce`."""
+        if self._settings.current().gzips_records:
+            return False
         try:
             records = read_records(body, stored_as, self._limits, path.partition)
         except RestError:
@@ -364,7 +375,7 @@ class FastLane:
         None also if nothing can be read yet.
         """
         match = _FETCH.fullmatch(path)
-        if match is None or match[1] in _DOTS:
+        if match is None or match[1] in _DOTS or self._settings.current().gzips_records:
             return None
         content_type = self._reply_to(headers.accept)[1]
         if content_type not in {NDJSON, LINES, V2_JSON}:
@@ -468,6 +479,49 @@ class FastLane:
         )
 
     # both
+
+    def entry_of(
+        self,
+        method: str,
+        target: str,
+        status: int,
+        answer: Sequence[bytes | memoryview],
+        *,
+        bytes_in: int,
+        duration_ms: float,
+        host: str,
+        wall_ms: int,
+    ) -> LogEntry:
+        """Return the entry of the access log for an answer of the lane."""
+        path, _, query = target.partition("?")
+        head, _, body = bytes(answer[0]).partition(b"\r\n\r\n")
+        request_id = head.rpartition(b"X-Request-Id: ")[2].partition(b"\r\n")[0]
+        return LogEntry(
+            wall_ms=wall_ms,
+            request_id=request_id.decode("latin-1"),
+            host=host,
+            method=method,
+            path=path,
+            query=shown_query(query, None),
+            status=status,
+            error_code=error_code_in(status, body),
+            bytes_in=bytes_in,
+            bytes_out=len(body) + sum(map(len, answer[1:])),
+            duration_ms=duration_ms,
+            forwarded_to=self._forwarded_to(target, body) if method == "POST" else (),
+            client_id=None,
+            lane="fast",
+        )
+
+    def _forwarded_to(self, target: str, body: bytes) -> tuple[int, ...]:
+        """Return the broker that a produce was passed to: another one that leads its partition."""
+        path, found = self.produce_path(target), _PARTITION_OF_ROW.search(body)
+        apis = self._context.apis
+        topic = None if path is None else apis.image.topic(path.topic)
+        if topic is None or found is None or int(found[1]) >= len(topic.partitions):
+            return ()
+        leader = topic.partitions[int(found[1])].leader
+        return () if leader == apis.broker_id or leader < 0 else (leader,)
 
     def _http_date(self) -> bytes:
         second = self._clock.wall_ms() // 1000

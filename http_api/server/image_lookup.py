@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from http_api.contract.errors import RestCode, RestError
+from http_api.server.request_site import links_of_request
 from raft_metadata.records.records import BrokerState
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def partition_not_found(name: str, partition: int) -> str:
 def unknown_topic_hint(context: ApiContext, name: str) -> str:
     """Return the message for a produce to an unknown topic, with the exact curl that creates it."""
     body = orjson.dumps({"topic_name": name}).decode()
-    url = f"{context.advertised_url}/v3/clusters/{context.apis.cluster_id}/topics"
+    url = links_of_request(context).url("topics")
     return (
         f"{topic_not_found(name)}, and auto_create_topics_enable is false. Create it with: "
         f"curl -X POST -H 'Content-Type: application/json' -d '{body}' {url}"

@@ -11,6 +11,10 @@ before, and only its body follows, the request is not parsed again, because its 
 The body may arrive in packets of its own, as Python's clients send it. Such a request is given to
 the parser only if aiohttp must handle it after all.
 
+A connection is closed if it sends nothing at first, or begins a head and does not end it in time.
+Only what arrives while no request is under way counts as a head: an idle connection is kept for
+``keepalive_timeout``, and what is sent ahead is looked at when its turn comes.
+
 This is the one place that uses aiohttp's private names (aiohttp is pinned; `PRIVATE_NAMES` is
 checked at import). The switch is ``http_fast_lane`` of config.toml; contract tests run either way.
 """
@@ -32,12 +36,15 @@ from aiohttp.web_protocol import _ErrInfo
 from typing_extensions import override
 
 from http_api.server.answers import EnvelopeRequestHandler
+from http_api.server.connection_limits import ReaderWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from aiohttp.http_parser import RawRequestMessage
 
+    from broker.config import BrokerTimeouts
+    from http_api.server.access_log import AccessLog, RouteLog
     from http_api.server.fast_lane import FastLane, KnownHead
 
 _log = logging.getLogger("http_api.server")
@@ -48,6 +55,7 @@ memory."""
 ARRIVING_BODY_S_MAX = 5.0
 """Longest wait for a body's end; then aiohttp reads it, where another limit holds."""
 _UNKNOWN: Final = -1
+_OK: Final = b"HTTP/1.1 200"
 PRIVATE_NAMES: Final = {
     web.RequestHandler: (
         "_buffer_paused", "_close", "_force_close", "_handler_waiter", "_keepalive_timeout",
@@ -124,15 +132,42 @@ class LaneConnection(EnvelopeRequestHandler):
     handle it instead at any time before that.
     """
 
-    def __init__(self, lane: FastLane | None, manager: web.Server, **options: Any) -> None:
+    def __init__(
+        self,
+        lane: FastLane | None,
+        manager: web.Server,
+        *,
+        timeouts: BrokerTimeouts,
+        closed: Callable[[], None],
+        host: str = "",
+        access: AccessLog | None = None,
+        **options: Any,
+    ) -> None:
+        """``closed`` is called once, when the connection is lost; ``host``: the client's address.
+
+        ``access`` logs what the lane answers, None: nothing is logged.
+        """
         super().__init__(manager, **options)
         self._lane = lane
+        self._timeouts = timeouts
+        self._closed = closed
+        self._deadline: asyncio.TimerHandle | None = None
+        """Runs until the first byte of the connection, or while a head is incomplete."""
+        self._awaits_first_byte = True
+        self._host = host
+        self._routes_log: RouteLog | None = options.get("access_log")
+        self._access = access
+        self._lane_began_s = 0.0
+        """Time of the loop at which the lane took its present request; only with an access log."""
+        self._reader_watch = ReaderWatch(timeouts.answer_progress_ms)
         self._lane_state: LaneState = IDLE
         self._lane_parser_needs = 0
         """Bytes until the parser holds only whole requests; `_UNKNOWN`: cannot be computed."""
         self._lane_buffered = b""
         """Bytes received behind an unparsed produce, until the turn after its answer."""
         self._lane_is_pumping = False
+        self._lane_answers = 0
+        """Answers that the lane has given."""
 
     def _leave(self) -> LaneState:
         """Move to `IDLE`, and return the state that ends."""
@@ -151,7 +186,21 @@ class LaneConnection(EnvelopeRequestHandler):
     # called by the transport
 
     @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._set_deadline(self._timeouts.first_byte_ms)
+
+    @override
     def data_received(self, data: bytes) -> None:
+        seen, answered = self._request_count, self._lane_answers
+        self._receive(data)
+        if self._request_count != seen:
+            if self._deadline is not None:
+                self._clear_deadline()
+        elif self._lane_answers == answered and self._is_idle() and data.strip(b"\r\n"):
+            self._head_began()  # it ended no body: then a request was under way, or was answered
+
+    def _receive(self, data: bytes) -> None:
         if (
             self._lane is None
             or self._force_close
@@ -212,6 +261,8 @@ class LaneConnection(EnvelopeRequestHandler):
         """
         # In progress for aiohttp's shutdown, too, until it is answered.
         self._lane_state, self._request_in_progress = UnparsedProduce(pieces), True
+        if self._access is not None:
+            self._lane_began_s = self._loop.time()
         try:
             taken = lane.append(known.path, known.stored_as, body, None, self._answer)
         except Exception as error:  # noqa: BLE001 as in `_pump`
@@ -247,17 +298,80 @@ class LaneConnection(EnvelopeRequestHandler):
             self._message_tail = tail
 
     @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.transport is not None:
+            self._reader_watch.start(self.transport)
+
+    @override
     def resume_writing(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self._reader_watch.stop()  # else the rest is watched until it is taken
         super().resume_writing()
         self._loop.call_soon(self._pump)
 
     @override
+    def force_close(self) -> None:
+        transport = self.transport
+        super().force_close()
+        if transport is not None:
+            self._reader_watch.start(transport)
+
+    @override
+    async def start(self) -> None:
+        await super().start()
+        if self.transport is not None:  # closed behind its last answer
+            self._reader_watch.start(self.transport)
+
+    @override
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_awaiting_body()
+        self._clear_deadline()
         if isinstance(self._lane_state, UnparsedProduce):
             self._lane_state.pieces = ()  # the answer may take long
         self._lane_buffered = b""
         super().connection_lost(exc)
+        self._reader_watch.stop()
+        self._closed()
+
+    @override
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if isinstance(exc, ConnectionError) and self._routes_log is not None:
+            self._routes_log.left(request, self._loop.time())
+        return super().handle_error(request, status, exc, message)
+
+    # silent clients
+
+    def _is_idle(self) -> bool:
+        """Return True while no request is under way, and none waits."""
+        return self._lane_state is IDLE and not self._messages and self._is_handler_idle()
+
+    def _head_began(self) -> None:
+        """Begin to wait for the rest of a head, unless that wait has begun."""
+        if self._deadline is None or self._awaits_first_byte:
+            self._awaits_first_byte = False
+            self._set_deadline(self._timeouts.header_ms)
+
+    def _set_deadline(self, after_ms: int) -> None:
+        self._clear_deadline()
+        self._deadline = self._loop.call_later(after_ms / 1000, self._overdue)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _overdue(self) -> None:
+        self._deadline = None
+        if self._is_idle():  # else a request began unseen, and other limits hold
+            _log.debug("connection closed: no complete request head in time")
+            self.force_close()
 
     @override
     def _process_keepalive(self) -> None:
@@ -303,6 +417,8 @@ class LaneConnection(EnvelopeRequestHandler):
         assert lane is not None
         if message.should_close or message.upgrade or message.chunked:
             return False
+        if self._access is not None:
+            self._lane_began_s = self._loop.time()
         if message.version != HttpVersion11:
             return False  # an HTTP/1.0 answer states that the connection is kept
         if message.method == "POST" and payload is not EMPTY_PAYLOAD:
@@ -336,6 +452,7 @@ class LaneConnection(EnvelopeRequestHandler):
 
     def _answer(self, pieces: Sequence[bytes | memoryview] | None) -> None:
         """Write the answer to the current request and finish it; None: aiohttp must handle it."""
+        self._lane_answers += 1
         try:
             if self.transport is not None:  # else the client has disconnected
                 if pieces is None:
@@ -343,6 +460,8 @@ class LaneConnection(EnvelopeRequestHandler):
                     self._pass_to_aiohttp()
                     return
                 self.transport.writelines(pieces)
+                if self._access is not None:
+                    self._log_answer(self._access, pieces)
             finished = self._leave()
             self._allow_shutdown()
             if self._parser is None:
@@ -360,6 +479,34 @@ class LaneConnection(EnvelopeRequestHandler):
                 self._loop.call_soon(self._pump)
         except Exception as failure:  # noqa: BLE001 the caller moves a high watermark: never raise
             self._lane_failed(failure)
+
+    def _log_answer(self, access: AccessLog, answer: Sequence[bytes | memoryview]) -> None:
+        """Log the request that is answered now, if it is to be logged."""
+        head = answer[0]
+        assert isinstance(head, bytes), "the lane begins its answers with a head"
+        duration_ms = (self._loop.time() - self._lane_began_s) * 1000
+        if head.startswith(_OK) and duration_ms <= access.unlogged_ms:
+            return
+        status = int(head[9:12])
+        assert self._lane is not None
+        state = self._lane_state
+        if isinstance(state, UnparsedProduce):
+            request = b"".join(state.pieces[:1])
+            method, target, _ = request.partition(b"\r\n")[0].decode("latin-1").split(" ", 2)
+            head_bytes = request.find(b"\r\n\r\n") + 4
+            bytes_in = sum(map(len, state.pieces)) - head_bytes
+        else:
+            message = self._messages[0][0]
+            assert not isinstance(message, _ErrInfo), "the lane answers requests only"
+            method, target = message.method, message.path
+            bytes_in = int(message.headers.get("Content-Length", "0"))
+        access.add(
+            self._lane.entry_of(
+                method, target, status, answer,
+                bytes_in=bytes_in, duration_ms=duration_ms, host=self._host,
+                wall_ms=access.now_ms(),
+            )
+        )  # fmt: skip
 
     def _parse_unparsed(self) -> None:
         """Leave a produce of the lane to aiohttp; parse it if it was appended unparsed."""

@@ -50,10 +50,13 @@ IGNORED_CHARS_MAX: Final = 100
 """Longest part of an ignored name in the header."""
 
 
-def check_parameters(given: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+def check_parameters(
+    given: Iterable[str], known: Collection[str], ignorable: Collection[str] = ()
+) -> tuple[str, ...]:
     """Return the names that are ignored, in order, each once.
 
-    ``given`` holds the decoded name of each parameter of the query, ``known`` those of the route.
+    ``given`` holds the decoded name of each parameter of the query, ``known`` those of the route,
+    ``ignorable`` those of ``http.ignored.parameters``.
 
     Raises:
         RestError: 400/40002 for a name that is not declared, or that is given twice.
@@ -66,7 +69,7 @@ def check_parameters(given: Iterable[str], known: Collection[str]) -> tuple[str,
                 text = f"Parameter '{name}' is given twice: expected once"
                 raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
             found.add(name)
-        elif name.startswith(IGNORED_PREFIX):
+        elif name.startswith(IGNORED_PREFIX) or name in ignorable:
             ignored[name] = None
         else:
             raise _unknown(name, known)

@@ -88,6 +88,28 @@ class PathRouter:
         Raises:
             RestError: 404 for an unknown path, 405 (with ``Allow``) for another method.
         """
+        routes, parameters = self._at(raw_path)
+        route = routes.get(method)
+        if route is not None:
+            return route, parameters
+        allowed = ", ".join(sorted(routes))
+        raise RestError(
+            405,
+            RestCode.METHOD_NOT_ALLOWED,
+            f"HTTP 405 Method Not Allowed: got {method}, expected {allowed}",
+            headers={"Allow": allowed},
+        )
+
+    def methods(self, raw_path: str) -> list[str]:
+        """Return the methods of a path, sorted.
+
+        Raises:
+            RestError: 404 for an unknown path.
+        """
+        return sorted(self._at(raw_path)[0])
+
+    def _at(self, raw_path: str) -> tuple[dict[str, Route], list[str]]:
+        """Return the routes of a path by method, at least one, and the path's parameters."""
         node = self._root
         parameters: list[str] = []
         for raw_segment in raw_path.split("/"):
@@ -101,18 +123,9 @@ class PathRouter:
             if following is None:
                 raise _not_found(raw_path)
             node = following
-        route = node.routes.get(method)
-        if route is not None:
-            return route, parameters
         if not node.routes:
             raise _not_found(raw_path)
-        allowed = ", ".join(sorted(node.routes))
-        raise RestError(
-            405,
-            RestCode.METHOD_NOT_ALLOWED,
-            f"HTTP 405 Method Not Allowed: got {method}, expected {allowed}",
-            headers={"Allow": allowed},
-        )
+        return node.routes, parameters
 
     def takes_any_length(self, method: str, raw_path: str) -> bool:
         """Return True if the route of this path reads its body as a stream."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import hdrs, web
 
 from http_api.contract.errors import RETRY_LATER, RestCode, RestError
+from http_api.server.access_log import ASKED_WAIT_MS, STREAM_WAIT_MS
 from raft_metadata.common.stoppable_waits import StoppableWaits
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class StreamWriter:
 
     def __init__(self, request: web.Request, content_type: str) -> None:
         self._request = request
+        request[ASKED_WAIT_MS] = STREAM_WAIT_MS
         self._response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: content_type})
 
     async def write(self, piece: bytes) -> None:

@@ -50,6 +50,10 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
     ),
     "http_api/contract/idempotence.py": "headers on which client and server agree, below v2 and v3",
     "http_api/node/exits.py": "every command imports it at start, so it imports nothing",
+    "http_api/server/answer_coding.py": "gzip of the routes' answers: one idea, in one place",
+    "http_api/server/live_settings.py": (
+        "configs that operators change live; the routes and the fast lane both read them"
+    ),
     "http_api/peer/controller_paths.py": (
         "paths and limits that both ends of the controllers' HTTP plane share"
     ),

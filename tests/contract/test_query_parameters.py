@@ -79,6 +79,23 @@ async def test_names_with_an_underscore_are_ignored_and_named_in_a_header(door: 
     assert answer.headers["quorumlog-ignored-parameters"] == "_"
 
 
+async def test_names_that_an_operator_lists_are_ignored_where_they_are_not_known(
+    door: Door,
+) -> None:
+    path = f"{RECORDS}?offset=0&trace=7&timeot=1"
+    assert (await door.get(path)).status == 400
+    door.apis.set_cluster_configs(http_ignored_parameters="trace,timeot,offset")
+    answer = await door.get(path)
+    assert answer.status == 200
+    assert answer.headers["quorumlog-ignored-parameters"] == "trace, timeot"
+    assert (await door.get(f"{RECORDS}?offset=x")).status == 400, "a known name keeps its meaning"
+    assert (await door.get(f"{RECORDS}?offset=0&tracing=7")).status == 400
+    written = await door.post("/topics/flights?trace=7", {"records": [{"value": 1}]}, JSON_V2)
+    assert written.headers["quorumlog-ignored-parameters"] == "trace"
+    door.apis.set_cluster_configs()
+    assert (await door.get(path)).status == 400
+
+
 async def test_a_refusal_names_what_was_ignored_too(door: Door) -> None:
     answer = await door.get(f"{RECORDS}?_=17&offset=x")
     assert (answer.status, answer.headers["quorumlog-ignored-parameters"]) == (400, "_")

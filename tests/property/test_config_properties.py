@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from raft_metadata.common.configs.rows import (
+    ListConfig,
     NumberConfig,
     RatioConfig,
     Scope,
@@ -56,6 +57,10 @@ def values(name: str) -> st.SearchStrategy[str | None]:
         right = st.sampled_from(["0", "0.25", "1.0", "1"])
     elif isinstance(row, WordConfig):
         right = st.sampled_from(row.choices)
+    elif isinstance(row, ListConfig):
+        right = st.sampled_from(["*", "http://a, https://b:8443", "http://[::1]"])
+        right = right if row.name == "cors.allowed.origins" else st.sampled_from(["a", "a, b"])
+        wrong = st.sampled_from(["a b", ",", "\x00"])
     else:
         right = st.sampled_from(["true", "false", "TRUE"])
     return st.none() | right | right | right | wrong

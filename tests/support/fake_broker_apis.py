@@ -345,6 +345,14 @@ class FakeBrokerApis:
         }
         self.image = replace(self.image, configs=MappingProxyType(configs))
 
+    def set_cluster_configs(self, **values: str) -> None:
+        """Configs that hold for all brokers; underscores stand for dots."""
+        named = {name.replace("_", "."): value for name, value in values.items()}
+        configs: dict[ConfigKey, Mapping[str, str]] = {
+            (ResourceType.CLUSTER, ""): MappingProxyType(named)
+        }
+        self.image = replace(self.image, configs=MappingProxyType(configs))
+
     def set_topics(self, topics: dict[TopicId, TopicImage]) -> None:
         self.image = replace(
             self.image,

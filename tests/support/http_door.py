@@ -12,9 +12,10 @@ from typing import Any
 
 import orjson
 
-from broker.config import BrokerLimits
+from broker.config import AccessLogConfig, BrokerLimits, BrokerTimeouts
 from http_api.contract.foreign_pages import TrustedHosts
-from http_api.server.app import HttpServer, build_app
+from http_api.contract.forwarding import NO_PROXIES, TrustedProxies
+from http_api.server.app import TIMEOUTS, HttpServer, build_app
 from tests.support.declared_answers import watch_answers
 from tests.support.fake_broker_apis import CLUSTER_ID, FakeBrokerApis
 
@@ -116,19 +117,26 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
 
 @asynccontextmanager
 async def open_door(
-    apis: FakeBrokerApis | None = None, limits: BrokerLimits | None = None, grace_s: float = 1.0
+    apis: FakeBrokerApis | None = None,
+    limits: BrokerLimits | None = None,
+    grace_s: float = 1.0,
+    *,
+    proxies: TrustedProxies = NO_PROXIES,
+    timeouts: BrokerTimeouts = TIMEOUTS,
+    access: AccessLogConfig | None = None,
 ) -> AsyncIterator[Door]:
     """A listening door, by default in front of a fake broker with ``flights`` (2 partitions).
 
-    ``grace_s``: how long requests in flight are given when it stops.
+    ``grace_s``: how long requests in flight are given when it stops. ``proxies``: believed when
+    they say where a request came in.
     """
     if apis is None:
         apis = FakeBrokerApis()
         apis.add_topic("flights", 2)
     limits = replace(limits or BrokerLimits(), http_fast_lane=FAST_LANE.get())
-    app = build_app(apis, limits, ADVERTISED, None, TRUSTED)
+    app = build_app(apis, limits, ADVERTISED, None, TRUSTED, proxies)
     check_answers = watch_answers(app)
-    server = HttpServer(app, limits, shutdown_grace_s=grace_s)
+    server = HttpServer(app, limits, timeouts=timeouts, access=access, shutdown_grace_s=grace_s)
     address = await server.start("127.0.0.1:0")
     try:
         yield Door(apis, server, address)

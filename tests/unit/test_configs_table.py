@@ -7,6 +7,7 @@ import pytest
 from raft_metadata.common.configs.layers import ConfigLayers, ConfigSource
 from raft_metadata.common.configs.rows import (
     FlagConfig,
+    ListConfig,
     NumberConfig,
     RatioConfig,
     Scope,
@@ -46,6 +47,10 @@ def test_every_config_has_a_range_and_a_default_within(name: str) -> None:
         assert text_of(row.parse("0.00001")) == "0.00001"
         assert not row.allows(True)
         wrong += ["-0.1", "1.01", "1e-3", ".5", "nan", "inf", "true"]
+    if isinstance(row, ListConfig):
+        wrong = ["a b", ",", "x,,y", "\x00", "é", '"', "x" * 300, "https://" + "a" * 1_000]
+        wrong.append(",".join(["*" if "origins" in name else "x"] * (row.items_max + 1)))
+        assert not row.allows(1)
     for value in wrong:
         with pytest.raises(KafkaError) as refused:
             row.parse(value)
@@ -91,7 +96,31 @@ def test_a_config_is_live_where_it_can_be_set_and_else_read_at_start() -> None:
         "leader.replication.throttled.rate",
         "follower.replication.throttled.rate",
         "replica.selector",
+        "cors.allowed.origins",
+        "http.gzip",
+        "http.ignored.parameters",
     }
+
+
+def test_a_list_is_stored_without_the_spaces_around_its_items() -> None:
+    row = CONFIGS["cors.allowed.origins"]
+    assert (
+        row.parse(" https://a.example ,http://[::1]:8082") == "https://a.example,http://[::1]:8082"
+    )
+    assert row.parse("  ") == ""
+    layers = ConfigLayers(cluster={"cors.allowed.origins": "*,http://b"})
+    assert layers.items("cors.allowed.origins") == ("*", "http://b")
+    assert ConfigLayers().items("http.ignored.parameters") == ()
+    for wrong in (
+        "app.example",
+        "ftp://a",
+        "https://a/",
+        "https://u@a",
+        "https://a:123456",
+        "null",
+    ):
+        with pytest.raises(KafkaError, match=r"origins such as https://app\.example\.com:8443, or"):
+            row.parse(wrong)
 
 
 def test_the_key_in_a_file_is_the_name_with_underscores() -> None:

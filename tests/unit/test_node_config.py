@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.config import BrokerDefaults, BrokerLimits, BrokerTimeouts
+from broker.config import AccessLogConfig, BrokerDefaults, BrokerLimits, BrokerTimeouts
 from http_api.node.exits import EXIT_USAGE, ConfigError
 from http_api.node.formatting import defaults_for_size
 from http_api.node.node_config import (
@@ -90,6 +90,21 @@ def test_hosts_are_a_list_in_the_file_and_a_text_with_commas_elsewhere(tmp_path:
     for wrong in ("https://log.example", "a b", "*", ","):
         assert "expected a list of at most 100 host names" in refused(
             write(tmp_path), {}, f"listeners.hosts={wrong}"
+        )
+
+
+def test_trusted_proxies_are_networks_and_none_by_default(tmp_path: Path) -> None:
+    assert load(write(tmp_path)).proxies.networks == ()
+    text = BROKER.replace("[listeners]", '[listeners]\nforwarded_from = ["10.0.0.0/8", "::1"]')
+    proxies = load(write(tmp_path, text)).proxies
+    assert [proxies.includes(one) for one in ("10.1.2.3", "::1", "11.0.0.1", "")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    found = load(write(tmp_path), {"QUORUMLOG_LISTENERS__FORWARDED_FROM": "127.0.0.1, fd00::/8"})
+    assert found.proxies.includes("::ffff:127.0.0.1")
+    for wrong in ("localhost", "10.0.0.1/8", "*", ",", "10.0.0.0/33"):
+        assert "expected a list of at most 100 networks or IP addresses" in refused(
+            write(tmp_path), {}, f"listeners.forwarded_from={wrong}"
         )
 
 
@@ -328,3 +343,27 @@ def test_addresses() -> None:
     for text in ("", "host", "host:", ":80", "host:0", "host:65536", "host:8O"):
         with pytest.raises(ConfigError):
             parse_address(text, "x")
+
+
+def test_the_access_log_is_in_the_nodes_folder_unless_said(tmp_path: Path) -> None:
+    access = load(write(tmp_path)).access
+    assert access == AccessLogConfig(
+        file=tmp_path / "access.ndjson", mode="errors", slow_ms=1_000, max_bytes=67_108_864, keep=5
+    )
+    text = BROKER + '[log]\naccess = "all"\naccess_file = "/var/log/q.ndjson"\nkeep = 1\n'
+    found = load(
+        write(tmp_path, text), {"QUORUMLOG_LOG__ACCESS_SLOW_MS": "0"}, "log.max_bytes=4096"
+    )
+    assert found.access == AccessLogConfig(
+        file=Path("/var/log/q.ndjson"), mode="all", slow_ms=0, max_bytes=4_096, keep=1
+    )
+    for key, wrong, expected in (
+        ("access", "some", "expected off or errors or all"),
+        ("access_slow_ms", "-1", "expected a whole number from 0 to 3600000"),
+        ("max_bytes", "1", "expected a whole number from 4096 to"),
+        ("keep", "0", "expected a whole number from 1 to 1000"),
+        ("keep", "many", "expected a whole number from 1 to 1000"),
+        ("access_file", "", "expected the path of a file"),
+        ("acces", "all", "the nearest is 'access'"),
+    ):
+        assert expected in refused(write(tmp_path), {}, f"log.{key}={wrong}")

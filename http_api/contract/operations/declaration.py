@@ -134,6 +134,8 @@ class Operation:
     error_headers: tuple[Header, ...] = ()
     """Headers that an answer with an error may have."""
     description: str = ""
+    carries_records: bool = False
+    """Its answers hold records, or a row for each: gzip is used with ``http.gzip=all`` only."""
     error_type: str = ""
     """Content-Type of its errors, if it is not the first one of the first answer."""
 

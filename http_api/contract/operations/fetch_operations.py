@@ -140,6 +140,7 @@ RECORDS: Final = Operation(
     _PARTITION + "/records",
     tag=_TAG,
     summary="Read records from a position on",
+    carries_records=True,
     description="Waits for a first record up to `timeout`, then the answer is empty.",
     parameters=(
         OFFSET,

@@ -216,6 +216,7 @@ RECORDS: Final = Operation(
     _ONE + "/records",
     tag=_TAG,
     summary="Read the next records of the group",
+    carries_records=True,
     description="Moves positions, so it is no pure read. Waits for a first record.",
     parameters=(TIMEOUT, MAX_BYTES, AFTER),
     replies=(

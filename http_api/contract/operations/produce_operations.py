@@ -116,6 +116,7 @@ def _v2_produce(path: str, summary: str) -> Operation:
         path,
         tag=_TAG,
         summary=summary,
+        carries_records=True,
         description=(
             "One row for each record, in the order of the request. Rows of failed records have "
             "`error_code` and `error`; where the cluster failed, `retriable` and `outcome`, too."
@@ -220,6 +221,7 @@ BATCH: Final = Operation(
     _PATH + ":batch",
     tag=_TAG,
     summary="Write up to a thousand records, each answered on its own",
+    carries_records=True,
     parameters=(ACKS, TIMEOUT),
     headers=PRODUCER_HEADERS,
     body=Body(

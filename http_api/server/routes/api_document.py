@@ -22,6 +22,7 @@ from http_api.contract.media_types import JSON
 from http_api.contract.operations import document_operations as declared
 from http_api.contract.operations.document import document
 from http_api.server.answers import reply
+from http_api.server.request_site import base_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +115,7 @@ class DocumentRoutes:
 
     async def openapi(self, request: web.Request) -> web.Response:
         """Answer the document."""
-        servers = orjson.dumps([{"url": self._context.advertised_url}])
+        servers = orjson.dumps([{"url": base_url(self._context)}])
         return reply(b'%b,"servers":%b}' % (self._text, servers), JSON)
 
     async def page(self, request: web.Request) -> web.Response:

@@ -16,6 +16,7 @@ from raft_metadata.common.configs.rows import (
     ConfigKind,
     ConfigRow,
     FlagConfig,
+    ListConfig,
     NumberConfig,
     RatioConfig,
     Update,
@@ -98,6 +99,10 @@ class ConfigLayers:
     def flag(self, name: str) -> bool:
         """Return the flag in force."""
         return self._in_force(row_of(name, FlagConfig))
+
+    def items(self, name: str) -> tuple[str, ...]:
+        """Return the items of the list in force."""
+        return ListConfig.split(self._in_force(row_of(name, ListConfig)))
 
     def _in_force(self, row: ConfigKind[V]) -> V:
         value = self.strongest_value(row.name)

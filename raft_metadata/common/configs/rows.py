@@ -1,7 +1,7 @@
 """The rows of the table of configs: a name, a kind with its range, the scopes it can be set in.
 
-Kinds are numbers, ratios, words and flags. A value is text wherever it is stored or sent; ``parse``
-reads it and `text_of` writes it, always in the same form.
+Kinds are numbers, ratios, words, flags and lists. A value is text wherever it is stored or sent;
+``parse`` reads it and `text_of` writes it, always in the same form.
 """
 
 from __future__ import annotations
@@ -204,7 +204,43 @@ class FlagConfig(ConfigKind[bool]):
         return found
 
 
-ConfigRow: TypeAlias = NumberConfig | RatioConfig | WordConfig | FlagConfig
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListConfig(ConfigKind[str]):
+    """A list of items with commas between them; empty by default."""
+
+    item: str
+    """Regular expression of an item."""
+    items_max: int
+    items: str
+    """The items in words, for messages and documents."""
+
+    @property
+    @override
+    def expected(self) -> str:
+        """The items in words, with their limit."""
+        return f"at most {self.items_max} {self.items}, with commas between them, or nothing"
+
+    def allows(self, value: object) -> bool:
+        """Return True for a text that `parse` accepts."""
+        if not isinstance(value, str):
+            return False
+        found = self.split(value)
+        return len(found) <= self.items_max and all(re.fullmatch(self.item, one) for one in found)
+
+    @override
+    def parse(self, text: str) -> str:
+        """Return the items without spaces around them."""
+        if not self.allows(text):
+            raise self.refusal(text)
+        return ",".join(self.split(text))
+
+    @staticmethod
+    def split(text: str) -> tuple[str, ...]:
+        """Return the items of a text."""
+        return tuple(one.strip() for one in text.split(",")) if text.strip() else ()
+
+
+ConfigRow: TypeAlias = NumberConfig | RatioConfig | WordConfig | FlagConfig | ListConfig
 
 
 def text_of(value: ConfigValue) -> str:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from raft_metadata.common.configs.rows import (
     ConfigRow,
     FlagConfig,
+    ListConfig,
     NumberConfig,
     RatioConfig,
     Scope,
@@ -54,6 +55,9 @@ OFFSETS_RETENTION_CHECK_INTERVAL_MS = "offsets.retention.check.interval.ms"
 OFFSETS_TOPIC_NUM_PARTITIONS = "offsets.topic.num.partitions"
 OFFSETS_TOPIC_REPLICATION_FACTOR = "offsets.topic.replication.factor"
 REPLICA_SELECTOR = "replica.selector"
+CORS_ALLOWED_ORIGINS = "cors.allowed.origins"
+HTTP_GZIP = "http.gzip"
+HTTP_IGNORED_PARAMETERS = "http.ignored.parameters"
 
 MAX_MS = 31_536_000_000
 """One year: a longer wait is taken for a mistake in the unit."""
@@ -371,6 +375,37 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
             "replica in that rack."
         ),
     ),
+    ListConfig(
+        name=CORS_ALLOWED_ORIGINS,
+        scopes=_CLUSTER_AND_BROKER,
+        default="",
+        item=r"\*|https?://(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::[0-9]{1,5})?",
+        items_max=100,
+        items="origins such as https://app.example.com:8443, or *",
+        meaning=(
+            "Web pages of these origins may use the HTTP listener (CORS). *: pages of any origin, "
+            "without credentials. Empty: only its own pages."
+        ),
+    ),
+    WordConfig(
+        name=HTTP_GZIP,
+        scopes=_CLUSTER_AND_BROKER,
+        default="lists",
+        choices=("off", "lists", "all"),
+        meaning=(
+            "Answers of 1 KiB and more that go as gzip to clients which accept it. lists: all but "
+            "those to reads and writes of records. all: these, too."
+        ),
+    ),
+    ListConfig(
+        name=HTTP_IGNORED_PARAMETERS,
+        scopes=_CLUSTER_AND_BROKER,
+        default="",
+        item=r"[A-Za-z0-9._~-]{1,100}",
+        items_max=100,
+        items="names of query parameters",
+        meaning="Query parameters that are ignored where they are not known, and not refused.",
+    ),
 )
 
 
@@ -435,6 +470,23 @@ _LIMITS = _at_start(
             1,
             1_000_000,
             "Most streamed requests at a time; one more is answered with 503.",
+        ),
+        (
+            "max.connections",
+            10_000,
+            1,
+            1_000_000,
+            (
+                "Most connections of clients, but never more than half of the files that the "
+                "process may open; one more is closed unanswered."
+            ),
+        ),
+        (
+            "max.connections.per.ip",
+            1_000,
+            1,
+            1_000_000,
+            "Most connections of clients from one address; one more is closed unanswered.",
         ),
         ("max.partitions.per.topic", 10_000, 1, 10**6, "Most partitions of one topic."),
         ("max.fetch.bytes", 1 << 26, 1 << 10, 1 << 30, "The largest max_bytes of a read."),
@@ -537,6 +589,33 @@ _SWITCHES: tuple[ConfigRow, ...] = (
 _TIMEOUTS = _at_start(
     Section.TIMEOUTS,
     [
+        (
+            "first.byte.ms",
+            10_000,
+            100,
+            3_600_000,
+            "A new connection that sends nothing for this long is closed, in milliseconds.",
+        ),
+        (
+            "header.ms",
+            10_000,
+            100,
+            3_600_000,
+            (
+                "A connection is closed if the head of a request is not whole this long after its "
+                "first byte, in milliseconds."
+            ),
+        ),
+        (
+            "answer.progress.ms",
+            60_000,
+            100,
+            3_600_000,
+            (
+                "A connection is closed if its client takes nothing of an answer for this long, in "
+                "milliseconds."
+            ),
+        ),
         (
             "broker.session.timeout.ms",
             1_200,

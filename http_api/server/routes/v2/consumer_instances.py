@@ -40,12 +40,14 @@ from http_api.contract.media_types import (
 )
 from http_api.contract.operations import instance_operations as declared
 from http_api.contract.v2 import check_name
+from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import ERROR_TYPE, MOVES_POSITIONS, json_reply, reply
 from http_api.server.request_parsing import (
     accept_of,
     check_accept,
     not_acceptable,
 )
+from http_api.server.request_site import base_url
 from http_api.server.routes.v2 import consumer_bodies as bodies
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName
@@ -78,7 +80,7 @@ class ConsumerRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._apis = context.apis
         self._limits = context.limits
-        self._base_url = context.advertised_url
+        self._context = context
 
     def add_to(self, router: PathRouter) -> None:
         router.serve(declared.CREATE, self.create)
@@ -113,7 +115,7 @@ class ConsumerRoutes:
                 client_id=wanted.client_id,
             )
         )
-        uri = f"{self._base_url}/consumers/{group_id}/instances/{made.instance}"
+        uri = f"{base_url(self._context)}/consumers/{group_id}/instances/{made.instance}"
         headers = (
             {group_shapes.IGNORED_HEADER: ", ".join(wanted.ignored)} if wanted.ignored else None
         )
@@ -203,6 +205,8 @@ class ConsumerRoutes:
             accepted=None if accepted == _ALL_FORMATS else accepted,
             after=declared.AFTER.read(request.query),
         )
+        asked_ms = limits.max_fetch_wait_ms if poll.timeout_ms is None else poll.timeout_ms
+        request[ASKED_WAIT_MS] = asked_ms  # without a time in the query, the instance has its own
         found = await self._send_to_coordinator(poll)
         if found.count and poll.after is None and _is_gone(request):
             await self._give_back(poll, found.body)  # a token reader takes nothing for received

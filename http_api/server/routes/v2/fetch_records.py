@@ -44,6 +44,8 @@ from http_api.contract.media_types import (
     choose_reply,
 )
 from http_api.contract.operations import fetch_operations as declared
+from http_api.server.access_log import ASKED_WAIT_MS
+from http_api.server.answer_coding import MAY_GZIP
 from http_api.server.answers import ERROR_TYPE, reply
 from http_api.server.image_lookup import find_topic, partition_not_found, topic_not_found
 from http_api.server.query_parameters import (
@@ -61,6 +63,7 @@ from http_api.server.request_parsing import (
     partition_id,
     topic_name,
 )
+from http_api.server.request_site import broker_url
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import TopicId
 
@@ -73,8 +76,8 @@ if TYPE_CHECKING:
     from http_api.contract.grammar import Position
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
-    from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
-    from raft_metadata.image.metadata_image import MetadataImage, TopicImage
+    from raft_metadata.common.ids import PartitionId, TopicName
+    from raft_metadata.image.metadata_image import TopicImage
 
 
 A = TypeVar("A")
@@ -113,6 +116,7 @@ class FetchRoutes:
         fetch = self._request(name, number, position, request, packed=packed)
         if packed:
             fetch = replace(fetch, max_bytes=readable_bytes(fetch.max_bytes, many=many))
+        request[ASKED_WAIT_MS] = fetch.max_wait_ms
         end = read_end(request.query, position)
         image = await self._existing(fetch.topic, fetch.partition)
         fetch, result, bound = await self._read(position, end, fetch)
@@ -244,7 +248,7 @@ class FetchRoutes:
             "Quorumlog-Leader-Epoch": str(result.leader_epoch),
             "Quorumlog-Topic-Id": topic.topic_id,
         }
-        url = leader_url(self._apis.image, result.leader_id)
+        url = broker_url(self._apis.image, result.leader_id)
         if url is not None:
             headers["Quorumlog-Leader-Url"] = url
         if result.next_leader_epoch != UNKNOWN_EPOCH:
@@ -255,7 +259,7 @@ class FetchRoutes:
         """Return the headers that name the broker which served a reader that named its rack."""
         served_by = result.leader_id if result.served_by is None else result.served_by
         headers = {"Quorumlog-Served-By": str(served_by)}
-        url = leader_url(self._apis.image, served_by)
+        url = broker_url(self._apis.image, served_by)
         if url is not None:
             headers["Quorumlog-Served-By-Url"] = url
         return headers
@@ -288,12 +292,6 @@ def _last_epoch(pieces: Sequence[Piece]) -> int:
 def _bound_headers(result: FetchResult, bound: int) -> dict[str, str]:
     reached = {"Quorumlog-End-Reached": "true"} if result.next_offset >= bound else {}
     return {"Quorumlog-End-Offset": str(bound)} | reached
-
-
-def leader_url(image: MetadataImage, leader: BrokerId) -> str | None:
-    """Return the broker's URL, or None if the image does not know the broker."""
-    broker = image.brokers.get(leader)
-    return None if broker is None else f"http://{broker.http}"
 
 
 def readable_bytes(max_bytes: int, *, many: bool) -> int:
@@ -428,7 +426,7 @@ def _unreadable(error: RecordNotJsonError, fetch: FetchRequest) -> RestError:
 
 
 async def _send(request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
-    if len(body) < SEPARATE_WRITE_BYTES or request.method == "HEAD":
+    if len(body) < SEPARATE_WRITE_BYTES or request.method == "HEAD" or request[MAY_GZIP]:
         content_type = headers.pop(hdrs.CONTENT_TYPE)
         return reply(body, content_type, headers=headers)
     headers[hdrs.CONTENT_LENGTH] = str(len(body))

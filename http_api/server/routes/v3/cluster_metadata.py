@@ -15,6 +15,7 @@ from http_api.contract import v3_metadata as shapes
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON, NDJSON
 from http_api.contract.operations import cluster_operations as declared
+from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import json_reply
 from http_api.server.routes.v3.clusters import V3Routes
 from raft_metadata.common.ids import MetadataOffset
@@ -91,6 +92,7 @@ class ClusterMetadataRoutes(V3Routes):
         timeout_ms = declared.LOG_TIMEOUT.read(query)
         facts_max = declared.LOG_MAX.read(query)
         before = self._apis.image
+        request[ASKED_WAIT_MS] = timeout_ms
         page = await self._apis.metadata.log(offset, timeout_ms)
         converter = FactConverter(
             self._apis.image, before if before.next_offset == offset else None

@@ -16,7 +16,6 @@ from http_api.contract.media_types import JSON, V3_REPLIES
 from http_api.contract.operations import cluster_operations as declared
 from http_api.contract.operations.declaration import fields_of
 from http_api.contract.resources import Features
-from http_api.contract.v3 import Links
 from http_api.server.answers import json_reply
 from http_api.server.pages import page_of
 from http_api.server.request_parsing import (
@@ -29,6 +28,7 @@ from http_api.server.request_parsing import (
     read_optional_json_object,
     wrong_kind,
 )
+from http_api.server.request_site import links_of_request
 from raft_metadata.records.commands import UpgradeMetadata
 from raft_metadata.records.feature_levels import FIRST_LEVEL, SUPPORTED_FEATURE_LEVEL
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from http_api.contract.operations.declaration import Operation
+    from http_api.contract.v3 import Links
     from http_api.server.answers import ApiContext
     from http_api.server.pages import PageKey
     from http_api.server.routing import Handler, PathRouter
@@ -59,7 +60,12 @@ class V3Routes:
         self._apis = context.apis
         self._limits = context.limits
         self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)
-        self._links = Links(context.advertised_url, context.apis.cluster_id)
+        self._context = context
+
+    @property
+    def _links(self) -> Links:
+        """Links for the client of the present request."""
+        return links_of_request(self._context)
 
     def _serve(
         self,

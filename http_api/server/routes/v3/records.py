@@ -51,7 +51,6 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
     from raft_metadata.common.ids import ClusterId, TopicName
 
@@ -69,10 +68,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 class RecordRoutes(V3Routes):
     """Produces of the v3 API."""
-
-    def __init__(self, context: ApiContext) -> None:
-        super().__init__(context)
-        self._context = context
 
     def add_to(self, router: PathRouter) -> None:
         self._serve(router, declared.STREAM, self.stream)
