@@ -39,7 +39,8 @@ def undelivered_here(
 ) -> list[TopicPartition]:
     """Return the partitions of a commit of which this coordinator delivered nothing to the member.
 
-    Only those that the member owns, and whose offset is behind where it would begin to read.
+    Only those that the member owns, and whose offset is behind where it would begin to read and
+    behind every high watermark that was seen for it.
     """
     group = state.groups.get(group_id)
     member = None if group is None or member_id is None else group.members.get(member_id)
@@ -51,9 +52,26 @@ def undelivered_here(
         partition = TopicPartition(one.topic, one.partition)
         if partition in member.owned and session.position(partition, topics) is None:
             start = group.restart(member, partition, topics)
-            if start is None or one.offset >= start.offset:
+            seen = session.high_watermark(partition, topics)
+            if (start is None or one.offset >= start.offset) and (
+                seen is None or one.offset > seen
+            ):
                 found.append(partition)
     return found
+
+
+def _note_high_watermarks(
+    session: Session, instance: Instance, found: HighWatermarks, topics: Topics
+) -> None:
+    """Remember high watermarks, each good for every offset below it, of what a member owns."""
+    for partition, offset in found.items():
+        facts = topics.get(partition.topic)
+        seen = session.high_watermark(partition, topics)
+        if facts is not None and (seen is None or offset > seen):
+            session.high_watermarks[partition] = (facts.topic_id, offset)
+    if len(session.high_watermarks) > len(instance.owned):
+        for partition in session.high_watermarks.keys() - instance.owned:
+            del session.high_watermarks[partition]
 
 
 def commit_offsets(
@@ -102,7 +120,11 @@ def commit_without_instance(
 ) -> None:
     """Record any offsets, as in Kafka; beside live members only those of one of them.
 
-    Raises FENCED_MEMBER_EPOCH unless member id and epoch are a live member's present ones.
+    Raises:
+        KafkaError: UNKNOWN_MEMBER_ID or FENCED_INSTANCE_ID for a member that is gone or fenced;
+            FENCED_MEMBER_EPOCH for another epoch than its present one, or without a member while
+            there are some; ILLEGAL_STATE for a partition that it does not own, or too far an
+            offset.
     """
     _check(request.offsets, topics, lowest=0)
     group = state.groups.get(request.group)
@@ -110,15 +132,17 @@ def commit_without_instance(
     if request.member_id is None and request.member_epoch is None and not members:
         _record(state, group or Group(request.group), request.offsets, None, topics)
         return
-    member = members.get(request.member_id or InstanceId(""))
-    if group is None or member is None or member.member_epoch != request.member_epoch:
+    if request.member_id is None:
         text = f"group {request.group} has live members: commit with a member's id and its epoch"
         if not members:
             text = f"group {request.group} has no live members: commit without member id and epoch"
-        elif member is not None:
-            text = f"member {member.name} is at epoch {member.member_epoch}"
         raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, text)
-    session = state.sessions[InstanceKey(request.group, member.name)]
+    group, member, session = state.find(InstanceKey(request.group, request.member_id))
+    if member.member is None or member.member_epoch != request.member_epoch:
+        text = f"member {member.name} is at epoch {member.member_epoch}, not {request.member_epoch}"
+        raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, text)
+    session.has_open_join = False
+    _note_high_watermarks(session, member, high_watermarks, topics)
     for one in request.offsets:
         _check_member(group, member, session, one, topics, high_watermarks)
     news = [
@@ -231,18 +255,20 @@ def _check_member(
         text = f"No current assignment for partition {where}"
         raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
     position = session.position(partition, topics)
+    seen = session.high_watermark(partition, topics)
     if position is not None:
         reached: int | None = position.reached
     elif partition in high_watermarks:
-        reached = high_watermarks[partition]
+        reached = max(high_watermarks[partition], seen or 0)
     else:
         start = group.restart(instance, partition, topics)
-        reached = None if start is None else start.offset
+        known = [one for one in (seen, None if start is None else start.offset) if one is not None]
+        reached = max(known, default=None)
     if reached is None or one.offset > reached:
-        text = (
-            f"commit past what was delivered: {where} was delivered up to {reached}, not up to "
-            f"{one.offset}"
-        )
+        text = f"commit past what was delivered: {where} was delivered up to {reached}"
+        if position is None:
+            text = f"commit past the high watermark: that of {where} is {reached}"
+        text = f"{text}, not up to {one.offset}"
         raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from broker.coordinator import commits, instances, membership, removal
+from broker.coordinator import commits, direct_members, instances, membership, rebalance, removal
 from broker.coordinator.assignors import UNIFORM, ReplicaRacks
 from broker.coordinator.group_messages import (
     A,
@@ -39,8 +39,10 @@ from broker.coordinator.group_messages import (
     GroupOffsets,
     GroupRequest,
     GroupState,
+    Heartbeat,
     InstanceCreated,
     InstanceDescription,
+    JoinGroup,
     MemberDescription,
     OffsetsCommitted,
     Poll,
@@ -59,10 +61,13 @@ from broker.coordinator.group_state import (
     Topics,
 )
 from broker.coordinator.instances import topic_names
+from broker.coordinator.member_requests import MemberRequests
 from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.reader import DataReader, InstanceReader, Proof
 from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
 from broker.coordinator.shard import OffsetsRetention, Shard, ShardLog
+from broker.coordinator.target_worker import TargetWorker
+from broker.coordinator.targets import TargetInput, Targets
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -112,7 +117,7 @@ def describe_group(
     group = removal.find_group(state, name)
     return GroupDescription(
         group=name,
-        state=_state_of(group),
+        state=_state_of(state, group),
         assignor=group.assignor,
         coordinator=coordinator,
         group_epoch=group.epoch,
@@ -124,11 +129,13 @@ def describe_group(
     )
 
 
-def _state_of(group: Group) -> GroupState:
+def _state_of(state: GroupsState, group: Group) -> GroupState:
     members = group.members
     if not members:
         return GroupState.EMPTY
-    settled = all(one.owned == one.target for one in members.values())
+    settled = group.name not in state.awaiting_targets and all(
+        direct_members.is_settled(group, one) for one in members.values()
+    )
     return GroupState.STABLE if settled else GroupState.RECONCILING
 
 
@@ -295,6 +302,15 @@ class GroupCoordinator:
         self._reader = InstanceReader(
             reader, clock, lambda: self._topics, self._prove, poll_wait_ms_max
         )
+        self._members = MemberRequests(
+            clock,
+            lambda: self._topics,
+            self._reader.resolve,
+            self._know_topics,
+            self._read_proven,
+            self._limits,
+        )
+        self._targets = TargetWorker(self._target_input, self._apply_targets)
 
     # ---- image and time
 
@@ -366,6 +382,15 @@ class GroupCoordinator:
         now_ms = self._clock.monotonic_ms()
         for shard in self._shards.values():
             shard.tick(now_ms, self._topics, self._rebalance_timeout_ms, self._configs.retention)
+            if self._tasks is not None:
+                self._targets.start(shard, self._tasks)
+
+    def _target_input(self, state: GroupsState, name: GroupId) -> TargetInput | None:
+        group = state.groups.get(name)
+        return None if group is None else rebalance.target_input(state, group, self._topics)
+
+    def _apply_targets(self, state: GroupsState, name: GroupId, targets: Targets) -> None:
+        rebalance.apply_targets(state, state.groups[name], targets, self._topics)
 
     # ---- requests
 
@@ -410,17 +435,26 @@ class GroupCoordinator:
         match request:
             case Poll():
                 return await self._reader.poll(shard, request)
-            case CreateInstance():
-                shard.decide(lambda s: instances.create_instance(s, request, self._limits))
-                await shard.settled()
-                assert request.instance is not None
-                return InstanceCreated(instance=request.instance)
+            case JoinGroup():
+                return await self._members.join(shard, request)
+            case Heartbeat():
+                return await self._members.heartbeat(shard, request)
             case CommitGroup():
                 return await self._commit_group(shard, request)
             case GroupOffsets() | DescribeGroup():
                 return await self._read_proven(shard, lambda s: self._describe(s, request))
             case EvictInstance() | DeleteGroup() | DeleteOffsets():
                 return await self._remove(shard, request)
+            case _:
+                return await self._answer_instance(shard, request)
+
+    async def _answer_instance(self, shard: Shard, request: GroupRequest[Any]) -> Any:
+        match request:
+            case CreateInstance():
+                shard.decide(lambda s: instances.create_instance(s, request, self._limits))
+                await shard.settled()
+                assert request.instance is not None
+                return InstanceCreated(instance=request.instance)
             case DeleteInstance() | Unsubscribe():
                 return await self._leave(shard, request)
             case Subscribe():
@@ -465,7 +499,8 @@ class GroupCoordinator:
         def decision(state: GroupsState) -> None:
             match request:
                 case EvictInstance():
-                    membership.evict(state, InstanceKey(request.group, request.instance), topics)
+                    key, keep_seat = _evicted(state, request), request.keep_seat
+                    membership.evict(state, key, topics, keep_seat=keep_seat)
                 case DeleteGroup():
                     removal.delete_group(state, request.group)
                 case DeleteOffsets():
@@ -618,7 +653,7 @@ class GroupCoordinator:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, text)
                 return OffsetAndEpoch(target.to, target.leader_epoch)
 
-    async def _know_topics(self, names: list[TopicName] | tuple[TopicName, ...]) -> None:
+    async def _know_topics(self, names: Sequence[TopicName]) -> None:
         """Wait once for a topic that another broker created a moment ago."""
         unknown = next((name for name in names if name not in self._topics), None)
         if unknown is not None:
@@ -664,6 +699,14 @@ class GroupCoordinator:
         except KafkaError as error:
             text = f"this broker can't prove that it leads: {error.message}"
             raise KafkaError(ErrorCode.NOT_COORDINATOR, text) from None
+
+
+def _evicted(state: GroupsState, request: EvictInstance) -> InstanceKey:
+    """Return the key of the instance that a request evicts, by its name or its static id."""
+    name = request.instance
+    if name is None:
+        name = membership.static_member(state, request.group, request.static_id or "")
+    return InstanceKey(request.group, name)
 
 
 def _key(

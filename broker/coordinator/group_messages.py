@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 import orjson
@@ -22,6 +22,7 @@ from raft_metadata.common.ids import (
     GroupId,
     InstanceId,
     PartitionId,
+    TopicId,
     TopicName,
     TopicPartition,
 )
@@ -337,9 +338,16 @@ class GroupOffsets(GroupRequest[tuple[GroupOffsetRow, ...]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictInstance(GroupRequest[None]):
-    """Request to remove an instance without a commit."""
+    """Request to remove an instance without a commit: it leaves, or is evicted.
 
-    instance: InstanceId
+    Exactly one of ``instance`` and ``static_id`` is set.
+    """
+
+    instance: InstanceId | None = None
+    static_id: str | None = None
+    """The static id of the instance to remove."""
+    keep_seat: bool = False
+    """True: a static member leaves and keeps its seat for its session time-out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +363,73 @@ class DeleteOffsets(GroupRequest[None]):
     """None: all topics."""
     partition: PartitionId | None = None
     """None: all partitions of the topic."""
+
+
+# members that read for themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberPartition:
+    """A partition that a member owns now, and where its group stands in it."""
+
+    topic: TopicName
+    topic_id: TopicId
+    partition: PartitionId
+    offset: int | None
+    """The next offset to read; None without a commit where ``auto_offset_reset`` is ``none``."""
+    is_committed: bool
+    """False for a resolved start (rule G2)."""
+    leader_epoch: int = NO_EPOCH
+    """The epoch of the record before ``offset``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """A member that reads for itself, as its coordinator knows it."""
+
+    instance: InstanceId
+    static_id: str | None
+    member_epoch: int
+    group_epoch: int
+    assignor: str
+    heartbeat_interval_ms: int
+    """Time between two heartbeats that do not wait."""
+    session_timeout_ms: int
+    assignment: tuple[MemberPartition, ...]
+    """Partitions to read, sorted."""
+    revoked: tuple[TopicPartition, ...]
+    """Partitions that the member is to give up, sorted: with its next heartbeat it names what it
+    owns without them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinGroup(GroupRequest[Membership]):
+    """Request to join as a member that reads for itself. It may be repeated.
+
+    Exactly one of ``topics`` and ``pattern`` is set.
+    """
+
+    instance: InstanceId
+    settings: ConsumerSettings
+    """Only the offset reset, session time-out, rack, static id and assignors count."""
+    rebalance_timeout_ms: int
+    client_id: str = ""
+    topics: tuple[TopicName, ...] | None = None
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat(GroupRequest[Membership]):
+    """Request of a member that reads for itself: it lives, and owns this. It may be repeated."""
+
+    instance: InstanceId
+    member_epoch: int
+    owned: tuple[TopicPartition, ...]
+    topics: tuple[TopicName, ...] | None = None
+    """A new subscription; None with ``pattern`` None: it stays."""
+    pattern: str | None = None
+    wait_ms: int = 0
+    """Longest wait for a change of what the member is to own."""
 
 
 class GroupState(Enum):
@@ -423,10 +498,32 @@ _ANSWERS: Mapping[type[GroupRequest[Any]], Any] = {
     EvictInstance: None,
     DeleteGroup: None,
     DeleteOffsets: None,
+    JoinGroup: Membership,
+    Heartbeat: Membership,
 }
 _REQUESTS: Mapping[str, type[GroupRequest[Any]]] = {cls.__name__: cls for cls in _ANSWERS}
 PURE_READS = (DescribeInstance, CommittedOffsets, GroupOffsets, DescribeGroup, Positions)
-"""Requests that may be sent twice: they change nothing but the time of a session's last call."""
+"""Requests that change nothing but the time of a session's last call."""
+MAY_REPEAT = (*PURE_READS, JoinGroup, Heartbeat)
+"""Requests that may be sent twice: a repeat gets the answer of the first, or a newer one."""
+
+
+def wait_ms_of(request: GroupRequest[Any]) -> int:
+    """Return the longest time that a request waits at the coordinator, in milliseconds."""
+    if isinstance(request, Heartbeat):
+        return max(0, request.wait_ms)
+    if isinstance(request, Poll) and request.timeout_ms is not None:
+        return max(0, request.timeout_ms)
+    return 0
+
+
+def with_wait(request: GroupRequest[A], left_ms: int) -> GroupRequest[A]:
+    """Return the request with what is left of its wait, for an attempt after the first."""
+    if isinstance(request, Heartbeat):
+        return cast("GroupRequest[A]", replace(request, wait_ms=left_ms))
+    if isinstance(request, Poll) and request.timeout_ms is not None:
+        return cast("GroupRequest[A]", replace(request, timeout_ms=left_ms))
+    return request
 
 
 def encode_request(request: GroupRequest[Any]) -> bytes:

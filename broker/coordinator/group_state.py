@@ -89,6 +89,10 @@ class Session:
     rotation: int = 0
     """Index of the partition with which its next read begins, modulo their number."""
     ended: bool = False
+    has_open_join: bool = False
+    """True while no call has shown that the member received the answer to its join."""
+    high_watermarks: dict[TopicPartition, tuple[TopicId, int]] = field(default_factory=dict)
+    """By partition of a commit, the topic's id and the high watermark that was seen for it."""
 
     def position(self, partition: TopicPartition, topics: Topics) -> ReadPosition | None:
         """Return the position in a partition, unless it is of a deleted topic of the same name."""
@@ -97,6 +101,13 @@ class Session:
         if found is None or facts is None or facts.topic_id != found.topic_id:
             return None
         return found
+
+    def high_watermark(self, partition: TopicPartition, topics: Topics) -> int | None:
+        """Return the high watermark seen in a partition, unless its topic was deleted since."""
+        found, facts = self.high_watermarks.get(partition), topics.get(partition.topic)
+        if found is None or facts is None or facts.topic_id != found[0]:
+            return None
+        return found[1]
 
 
 @dataclass(slots=True)
@@ -141,6 +152,12 @@ class Group:
     orphans: dict[InstanceId, list[GroupRecord]] = field(default_factory=dict)
     """Records of memberships and seeks that were read before their instance's. Compaction keeps
     only the newest record of the instance, which may be the later one."""
+    owners: dict[TopicPartition, InstanceId] = field(default_factory=dict)
+    """The member that owns each partition by subscription."""
+    assignees: dict[TopicPartition, InstanceId] = field(default_factory=dict)
+    """The member whose target holds each partition."""
+    started_with: Topics | None = None
+    """Topics for which new partitions of the members' subscriptions got a start; None: none yet."""
 
     @property
     def exists(self) -> bool:
@@ -216,6 +233,11 @@ class GroupsState:
         """Groups that are still to be looked through for expired offsets in this round."""
         self.moves: dict[GroupId, deque[Move]] = {}
         """The last `MOVES_KEPT` moved positions of each group that exists. Soft state."""
+        self.awaiting_targets: set[GroupId] = set()
+        """Groups whose new targets are still to be computed, because that takes long."""
+        self.concerned: set[InstanceKey] = set()
+        """Members to which a decision since the last `take_concerned` may give or deny a
+        partition."""
         self.judge_ms = 0
         """Time by which sessions are judged, in ms: it stands still while this process does, or
         can't record (rule M7)."""
@@ -231,6 +253,11 @@ class GroupsState:
     def take(self) -> list[GroupRecord]:
         """Return the records to be written since the last call."""
         taken, self.entries = self.entries, []
+        return taken
+
+    def take_concerned(self) -> set[InstanceKey]:
+        """Return the members that decisions since the last call concern."""
+        taken, self.concerned = self.concerned, set()
         return taken
 
     def fold(self, entry: GroupRecord) -> None:
@@ -252,7 +279,7 @@ class GroupsState:
             case InstanceKey():
                 self._fold_instance(group, key, value)
             case MemberKey():
-                _fold_member(group, key, value)
+                self._fold_member(group, key, value)
             case OffsetKey():
                 _fold_offset(group, key, value)
             case StartKey():
@@ -280,11 +307,15 @@ class GroupsState:
         self.forgotten_epoch = max(self.forgotten_epoch, group.epoch)
         self.groups_in_use -= bool(group.instances)
         self.moves.pop(group.name, None)
+        self.awaiting_targets.discard(group.name)
         del self.groups[group.name]
 
     def _fold_instance(self, group: Group, key: InstanceKey, value: object) -> None:
+        self.concerned.add(key)
         if not isinstance(value, InstanceValue):
             removed = group.instances.pop(key.instance, None)
+            if removed is not None:
+                self._hold(group, removed, NOTHING, NOTHING)
             self.groups_in_use -= removed is not None and not group.instances
             group.orphans.pop(key.instance, None)
             ended = self.sessions.pop(key, None)
@@ -305,6 +336,38 @@ class GroupsState:
         instance.manual = NOTHING if value.manual is None else partitions_of(value.manual)
         for orphan in group.orphans.pop(key.instance, ()):
             self.fold(orphan)
+
+    def _fold_member(self, group: Group, key: MemberKey, value: object) -> None:
+        instance = group.instances.get(key.instance)
+        if instance is None:
+            if isinstance(value, MemberValue):
+                group.orphans.setdefault(key.instance, []).append(GroupRecord(key, value))
+            return
+        if not isinstance(value, MemberValue):
+            instance.member = None
+            self._hold(group, instance, NOTHING, NOTHING)
+            return
+        instance.member = value
+        self._hold(group, instance, partitions_of(value.owned), partitions_of(value.target))
+
+    def _hold(
+        self,
+        group: Group,
+        instance: Instance,
+        owned: frozenset[TopicPartition],
+        target: frozenset[TopicPartition],
+    ) -> None:
+        """Set what a member owns and its target, and note which members that concerns."""
+        name, freed = instance.name, instance.owned - owned
+        _move(group.owners, name, instance.owned, owned)
+        _move(group.assignees, name, instance.target, target)
+        if freed or instance.target != target:
+            self.concerned.add(InstanceKey(group.name, name))
+        for partition in freed:
+            waiting = group.assignees.get(partition)
+            if waiting is not None:
+                self.concerned.add(InstanceKey(group.name, waiting))
+        instance.owned, instance.target = owned, target
 
     def _fold_seek(self, group: Group, key: SeekKey, value: object) -> None:
         instance = group.instances.get(key.instance)
@@ -354,18 +417,18 @@ class GroupsState:
                 yield self.groups[name]
 
 
-def _fold_member(group: Group, key: MemberKey, value: object) -> None:
-    instance = group.instances.get(key.instance)
-    if instance is None:
-        if isinstance(value, MemberValue):
-            group.orphans.setdefault(key.instance, []).append(GroupRecord(key, value))
-        return
-    if not isinstance(value, MemberValue):
-        instance.member, instance.owned, instance.target = None, NOTHING, NOTHING
-        return
-    instance.member = value
-    instance.owned = partitions_of(value.owned)
-    instance.target = partitions_of(value.target)
+def _move(
+    holders: dict[TopicPartition, InstanceId],
+    name: InstanceId,
+    before: frozenset[TopicPartition],
+    after: frozenset[TopicPartition],
+) -> None:
+    """Update the holder of each partition. A member that follows in the log may have it already."""
+    for partition in before - after:
+        if holders.get(partition) == name:
+            del holders[partition]
+    for partition in after - before:
+        holders[partition] = name
 
 
 def _fold_offset(group: Group, key: OffsetKey, value: object) -> None:

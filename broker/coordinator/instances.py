@@ -66,6 +66,10 @@ ONE_WAY = (
     "specific topic-partitions."
 )
 """Text of Confluent's REST proxy; clients compare it."""
+USE_HEARTBEATS = (
+    "it fetches from /topics, commits to /v3/clusters/C/consumer-groups/G/offsets, and its calls "
+    "end in :heartbeat"
+)
 SESSION_TIMEOUT_MS = (1_000, 3_600_000)
 """Least and greatest session timeout of an instance."""
 REQUEST_TIMEOUT_MS_MAX = 60_000
@@ -104,30 +108,55 @@ def create_instance(state: GroupsState, request: CreateInstance, limits: GroupLi
     Raises KafkaError INVALID_CONSUMER_CONFIG, INSTANCE_ALREADY_EXISTS or GROUP_MAX_SIZE_REACHED.
     """
     assert request.instance is not None, "the door makes up names"
-    check_settings(request.settings)
-    if len(request.client_id) > CLIENT_ID_CHARS_MAX:
+    key = InstanceKey(request.group, request.instance)
+    value = InstanceValue(settings=request.settings, client_id=request.client_id)
+    check_new_instance(state, key, value, limits)
+    add_instance(state, key, value, limits)
+
+
+def check_new_instance(
+    state: GroupsState, key: InstanceKey, value: InstanceValue, limits: GroupLimits
+) -> None:
+    """Raise the refusal of a new instance, of either kind, if there is one."""
+    check_settings(value.settings)
+    if len(value.client_id) > CLIENT_ID_CHARS_MAX:
         text = f"client id longer than {CLIENT_ID_CHARS_MAX} characters"
         raise KafkaError(ErrorCode.INVALID_CONSUMER_CONFIG, text)
-    check_room(state, request.group, limits)
-    group = state.groups.get(request.group)
-    holder = seat_holder(group, request.settings.static_id)
-    value = InstanceValue(settings=request.settings, client_id=request.client_id)
-    taken_by = None if group is None else group.instances.get(request.instance)
-    if group is not None and holder is not None and (taken_by is None or taken_by is holder):
-        take_seat(state, group, holder, request.instance, value)
+    check_room(state, key.group, limits)
+    group = state.groups.get(key.group)
+    if free_seat(group, key, value) is not None:
         return
-    if taken_by is not None:
+    if group is not None and key.instance in group.instances:
         raise KafkaError(
             ErrorCode.INSTANCE_ALREADY_EXISTS,
             "Consumer with specified consumer ID already exists in the specified consumer group.",
         )
     if group is not None and len(group.instances) >= limits.instances_per_group:
-        text = f"group {request.group} has {limits.instances_per_group} instances"
+        text = f"group {key.group} has {limits.instances_per_group} instances"
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
     if len(state.sessions) >= limits.instances_per_shard:
         text = f"the coordinator has {limits.instances_per_shard} instances"
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
-    state.apply(GroupRecord(InstanceKey(request.group, request.instance), value))
+
+
+def free_seat(group: Group | None, key: InstanceKey, value: InstanceValue) -> Instance | None:
+    """Return the holder of the static id's seat, which the new instance may take; else None."""
+    holder = seat_holder(group, value.settings.static_id)
+    if group is None or holder is None:
+        return None
+    return holder if group.instances.get(key.instance) in (None, holder) else None
+
+
+def add_instance(
+    state: GroupsState, key: InstanceKey, value: InstanceValue, limits: GroupLimits
+) -> None:
+    """Add an instance that `check_new_instance` let pass, or seat it in its static id's seat."""
+    group = state.groups.get(key.group)
+    holder = free_seat(group, key, value)
+    if group is not None and holder is not None:
+        take_seat(state, group, holder, key.instance, value)
+        return
+    state.apply(GroupRecord(key, value))
     make_room(state, limits)
 
 
@@ -367,9 +396,22 @@ def check_seek(
 # ---- calls, reads and ticks
 
 
+def find_instance(state: GroupsState, key: InstanceKey) -> tuple[Instance, Session]:
+    """Return an instance for which the coordinator reads, and its session.
+
+    Raises:
+        KafkaError: as `GroupsState.find`, and ILLEGAL_STATE for a member that reads for itself.
+    """
+    _, instance, session = state.find(key)
+    if instance.value.reads_itself:
+        text = f"member {key.instance} of group {key.group} reads for itself: {USE_HEARTBEATS}"
+        raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
+    return instance, session
+
+
 def touch(state: GroupsState, key: InstanceKey) -> Session:
     """Refresh the session of an instance and return it; raise UNKNOWN_MEMBER_ID without one."""
-    _, _, session = state.find(key)
+    _, session = find_instance(state, key)
     session.heard_ms = state.judge_ms
     return session
 
@@ -400,7 +442,7 @@ def acknowledge_answer(state: GroupsState, key: InstanceKey, token: str | None) 
     Raises:
         KafkaError: as `ReadTokens.check`, and ILLEGAL_STATE for a token reader without a token.
     """
-    _, instance, session = state.find(key)
+    instance, session = find_instance(state, key)
     if token is None:
         if instance.value.is_token_reader:
             text = f"instance {key.instance} reads with tokens: expected after=TOKEN, or after=0"
@@ -492,9 +534,12 @@ def tick(state: GroupsState, topics: Topics, rebalance_timeout_ms: int) -> list[
         _commit_when_due(state, key, instance, session, topics)
         since_ms = session.revoking_since_ms
         if since_ms is not None:  # an automatic commit may have freed some by now
-            late = state.judge_ms - since_ms > rebalance_timeout_ms
+            late = state.judge_ms - since_ms > (
+                instance.value.rebalance_timeout_ms or rebalance_timeout_ms
+            )
             overdue = frozenset({key.instance}) if late else frozenset()
-            reconcile(state, group, topics, overdue=overdue)
+            if late or not instance.value.reads_itself:
+                reconcile(state, group, topics, overdue=overdue)
     for group in left.values():  # once for all instances that expired together
         retarget(state, group, topics)
     return expired

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.coordinator.group_state import Group, GroupsState, Instance, Topics
-from broker.coordinator.rebalance import forget_all, retarget
+from broker.coordinator.rebalance import forget_all, reconcile, retarget
 from broker.coordinator.records import (
     GroupKey,
     GroupRecord,
@@ -26,7 +26,7 @@ from broker.coordinator.records import (
     Seat,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import InstanceId
+from raft_metadata.common.ids import GroupId, InstanceId
 
 
 def seat_holder(group: Group | None, static_id: str | None) -> Instance | None:
@@ -78,6 +78,9 @@ def remove_instance(state: GroupsState, group: Group, name: InstanceId) -> None:
     """Remove an instance and free its partitions; the caller assigns them to other members."""
     instance = group.instances[name]
     forget_all(state, group, instance)
+    if instance.member_epoch > group.epoch:  # no later member of its name has its epochs again
+        raised = GroupValue(instance.member_epoch, group.default_assignor)
+        state.apply(GroupRecord(GroupKey(group.name), raised))
     if instance.member is not None:
         state.apply(GroupRecord(MemberKey(group.name, name), None))
     state.apply(GroupRecord(InstanceKey(group.name, name), None))
@@ -86,11 +89,38 @@ def remove_instance(state: GroupsState, group: Group, name: InstanceId) -> None:
         state.apply(GroupRecord(GroupKey(group.name), empty))
 
 
-def evict(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
-    """Remove an instance, or a kept seat, without a commit: the rest is delivered again."""
+def evict(
+    state: GroupsState,
+    key: InstanceKey,
+    topics: Topics,
+    *,
+    keep_seat: bool = False,
+) -> None:
+    """Remove an instance, or a kept seat, without a commit: the rest is delivered again.
+
+    ``keep_seat``: the call of a static member that will come back, so its seat stays.
+
+    Raises:
+        KafkaError: UNKNOWN_MEMBER_ID if there is none; with ``keep_seat`` as `GroupsState.find`.
+    """
     group = state.groups.get(key.group)
     if group is None or key.instance not in group.instances:
         text = f"Consumer instance {key.instance} of group {key.group} not found."
         raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, text)
+    if keep_seat:
+        _, instance, _ = state.find(key)
+        if instance.value.settings.static_id is not None:
+            vacate_seat(state, group, instance)
+            reconcile(state, group, topics)
+            return
     remove_instance(state, group, key.instance)
     retarget(state, group, topics)
+
+
+def static_member(state: GroupsState, group_id: GroupId, static_id: str) -> InstanceId:
+    """Return the name of the instance that has a static id; raise UNKNOWN_MEMBER_ID if none."""
+    holder = seat_holder(state.groups.get(group_id), static_id)
+    if holder is None:
+        text = f"group {group_id} has no member with group.instance.id {static_id!r}"
+        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, text)
+    return holder.name

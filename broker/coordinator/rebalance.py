@@ -13,14 +13,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 
-from broker.coordinator.assignors import (
-    ASSIGNORS,
-    AssignmentMember,
-    AssignmentTopic,
-    choose_assignor,
-)
+from broker.coordinator.assignors import AssignmentMember, choose_assignor
 from broker.coordinator.commits import commit_delivered, has_uncommitted
 from broker.coordinator.group_messages import OffsetReset
 from broker.coordinator.group_state import Group, GroupsState, Instance, Topics, is_present
@@ -33,11 +28,13 @@ from broker.coordinator.records import (
     MemberKey,
     MemberValue,
     OffsetKey,
+    Seat,
     SeekKey,
     StartKey,
     StartValue,
     by_topic,
 )
+from broker.coordinator.targets import TargetInput, Targets
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName, TopicPartition
 
@@ -111,32 +108,67 @@ def retarget(
 ) -> None:
     """Record new targets under a new group epoch, if members or partitions changed.
 
-    A partition that appears while the group subscribes to its topic starts at offset 0: all its
+    Targets of a large group are computed off the loop, so it only waits for them on return. A
+    partition that appears while the group subscribes to its topic starts at offset 0: all its
     records were written after the subscription, so ``latest`` must not skip them (rule G2).
     """
     members = group.members
-    subscriptions = {name: subscribed_topics(one, topics) for name, one in members.items()}
-    default = _default_assignor(state, group)
-    targets = _targets(state, group, subscriptions, topics, default)
-    started: set[TopicName] = set()
-    for name, one in members.items():
-        if one.value.settings.auto_offset_reset is not OffsetReset.NONE:
-            started |= subscriptions[name]
-    for partition in partitions_in(sorted(started), topics):
-        record_start(state, group, partition, OffsetAndEpoch(0), topics)
-    changed = any(
-        one.member is None or one.target != targets[name] for name, one in members.items()
-    )
-    if changed or any(one.member and not one.value.is_subscribed for one in _all(group)):
-        epochs = [group.epoch, *(one.member_epoch for one in members.values())]
-        state.apply(GroupRecord(GroupKey(group.name), GroupValue(max(epochs) + 1, default)))
-        for one in _all(group):
-            if one.member is not None and not one.value.is_subscribed:
-                state.apply(GroupRecord(MemberKey(group.name, one.name), None))
+    taken = target_input(state, group, topics)
+    if group.started_with is not topics:
+        started: set[TopicName] = set()
         for name, one in members.items():
-            epoch = group.epoch if one.member is None else one.member.epoch
-            _set_member(state, group, one, epoch, targets[name], one.owned)
+            if one.value.settings.auto_offset_reset is not OffsetReset.NONE:
+                started |= taken.members[name].topics
+        for partition in partitions_in(sorted(started), topics):
+            record_start(state, group, partition, OffsetAndEpoch(0), topics)
+        group.started_with = topics
+    if taken.is_large:
+        _record_targets(state, group, {name: one.target for name, one in members.items()})
+        state.awaiting_targets.add(group.name)
+    else:
+        state.awaiting_targets.discard(group.name)
+        _record_targets(state, group, taken.compute())
     reconcile(state, group, topics, acknowledged)
+
+
+def apply_targets(state: GroupsState, group: Group, targets: Targets, topics: Topics) -> None:
+    """Record targets that were computed off the loop, and let members move towards them."""
+    _record_targets(state, group, targets)
+    reconcile(state, group, topics)
+
+
+def target_input(state: GroupsState, group: Group, topics: Topics) -> TargetInput:
+    """Return everything on which the targets of a group depend."""
+    members = group.members
+    subscriptions = {name: subscribed_topics(one, topics) for name, one in members.items()}
+    wishes = [one.value.settings.assignors for one in members.values()]
+    wanted: set[TopicName] = set().union(*subscriptions.values())
+    return TargetInput(
+        choose_assignor(wishes, _default_assignor(state, group)),
+        {
+            name: AssignmentMember(subscriptions[name], one.value.settings.rack, one.target)
+            for name, one in members.items()
+        },
+        {name: (topics[name].topic_id, topics[name].partitions_count) for name in wanted},
+        state.environment.racks,
+    )
+
+
+def _record_targets(state: GroupsState, group: Group, targets: Targets) -> None:
+    """Record the target of each member under a new group epoch, if one changes."""
+    members, default = group.members, _default_assignor(state, group)
+    former = [one for one in _all(group) if one.member and not one.value.is_subscribed]
+    if not former and all(
+        one.member is not None and one.target == targets[name] for name, one in members.items()
+    ):
+        return
+    epochs = [group.epoch, *(one.member_epoch for one in _all(group))]
+    state.apply(GroupRecord(GroupKey(group.name), GroupValue(max(epochs) + 1, default)))
+    for one in former:
+        state.apply(GroupRecord(MemberKey(group.name, one.name), None))
+    for name, one in members.items():
+        epoch = group.epoch if one.member is None else one.member.epoch
+        set_member(state, group, one, epoch, targets[name], one.owned)
 
 
 def _default_assignor(state: GroupsState, group: Group) -> str:
@@ -144,30 +176,6 @@ def _default_assignor(state: GroupsState, group: Group) -> str:
     if any(one.member is not None for one in group.instances.values()):
         return group.default_assignor
     return state.environment.default_assignor
-
-
-def _targets(
-    state: GroupsState,
-    group: Group,
-    subscriptions: Mapping[InstanceId, frozenset[TopicName]],
-    topics: Topics,
-    default: str,
-) -> dict[InstanceId, frozenset[TopicPartition]]:
-    """Return the target of each member by the group's assignor."""
-    wishes = [one.value.settings.assignors for one in group.members.values()]
-    has_racks = any(one.value.settings.rack is not None for one in group.members.values())
-    racks = state.environment.racks
-    wanted: set[TopicName] = set().union(*subscriptions.values())
-    return ASSIGNORS[choose_assignor(wishes, default)](
-        {
-            name: AssignmentMember(subscriptions[name], one.value.settings.rack, one.target)
-            for name, one in group.members.items()
-        },
-        {
-            name: AssignmentTopic(topics[name].partitions_count, racks(name) if has_racks else ())
-            for name in wanted
-        },
-    )
 
 
 def record_start(
@@ -212,29 +220,62 @@ def reconcile(
             if partition.topic in topics
             and name not in acknowledged
             and name not in overdue
-            and has_uncommitted(group, session, partition, topics)
+            and (_reads_now(one) or has_uncommitted(group, session, partition, topics))
         }
         if kept != extra:
             _forget(state, group, one, extra - kept)
             owned = one.target & one.owned | kept
-            _set_member(state, group, one, one.member_epoch, one.target, owned)
-    taken = {partition for one in members.values() for partition in one.owned}
+            set_member(state, group, one, one.member_epoch, one.target, owned)
     for one in members.values():
-        owned = one.owned | (one.target - taken)
-        # A static member that came back is ahead of the group: no member epoch goes back.
-        settled = max(group.epoch, one.member_epoch)
-        epoch = settled if owned <= one.target else one.member_epoch
-        _set_member(state, group, one, epoch, one.target, owned)
-    _note_revocations(state, group)
+        if not _reads_now(one):
+            _grant(state, group, one)
+        _note_revocation(state, group, one)
 
 
-def _note_revocations(state: GroupsState, group: Group) -> None:
-    for name, one in group.members.items():
-        session = state.sessions[InstanceKey(group.name, name)]
-        if one.owned <= one.target:
-            session.revoking_since_ms = None
-        elif session.revoking_since_ms is None:
-            session.revoking_since_ms = state.judge_ms
+def _reads_now(member: Instance) -> bool:
+    """Return True for a member that reads by itself until its next heartbeat gives up."""
+    return member.value.reads_itself and member.value.seat is Seat.TAKEN
+
+
+def _grant(state: GroupsState, group: Group, member: Instance) -> None:
+    """Give a member the free partitions of its target; without others, it is at its target."""
+    owned = member.owned | free_partitions(group, member)
+    # A static member that came back is ahead of the group: no member epoch goes back.
+    settled = max(group.epoch, member.member_epoch)
+    epoch = settled if owned <= member.target else member.member_epoch
+    set_member(state, group, member, epoch, member.target, owned)
+
+
+def free_partitions(group: Group, member: Instance) -> frozenset[TopicPartition]:
+    """Return the partitions of a member's target that no member owns."""
+    return frozenset(one for one in member.target - member.owned if one not in group.owners)
+
+
+def release(
+    state: GroupsState, group: Group, member: Instance, partitions: frozenset[TopicPartition]
+) -> None:
+    """Take partitions from a member that gave them up, and grant them to waiting instances.
+
+    A member that reads for itself is granted them with its own next heartbeat.
+    """
+    if not partitions:
+        return
+    _forget(state, group, member, partitions)
+    kept = member.owned - partitions
+    set_member(state, group, member, member.member_epoch, member.target, kept)
+    waiting = {group.assignees[one] for one in partitions if one in group.assignees}
+    for name in sorted(waiting):
+        if not _reads_now(group.instances[name]):
+            _grant(state, group, group.instances[name])
+    _note_revocation(state, group, member)
+
+
+def _note_revocation(state: GroupsState, group: Group, member: Instance) -> None:
+    session = state.sessions[InstanceKey(group.name, member.name)]
+    if member.owned <= member.target:
+        session.revoking_since_ms = None
+    elif session.revoking_since_ms is None:
+        session.revoking_since_ms = state.judge_ms
 
 
 def _forget(
@@ -254,26 +295,42 @@ def forget_all(state: GroupsState, group: Group, instance: Instance) -> None:
     _forget(state, group, instance, known)
 
 
-def _set_member(
+def set_member(
     state: GroupsState,
     group: Group,
-    instance: Instance,
+    member: Instance,
     epoch: int,
     target: frozenset[TopicPartition],
     owned: frozenset[TopicPartition],
+    previous_epoch: int | None = None,
 ) -> None:
-    value = MemberValue(epoch, by_topic(target), by_topic(owned))
-    if instance.member != value:
-        state.apply(GroupRecord(MemberKey(group.name, instance.name), value))
+    """Record the state of a member, if it changes; ``previous_epoch`` None: that stays."""
+    found = member.member
+    before = -1 if found is None else found.previous_epoch
+    previous = before if previous_epoch is None else previous_epoch
+    present = None if found is None else (found.epoch, before, member.target, member.owned)
+    if present == (epoch, previous, target, owned):
+        return
+    value = MemberValue(epoch, by_topic(target), by_topic(owned), previous)
+    state.apply(GroupRecord(MemberKey(group.name, member.name), value))
 
 
 def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None:
     """Drop start offsets of partitions that no instance reads; a later reader resolves new ones."""
-    used: set[TopicPartition] = set()
-    for one in _all(group):
-        used |= one.manual
-        used.update(partitions_in(subscribed_topics(one, topics), topics))
-    for partition in sorted(group.starts.keys() - used):
+    by_hand: set[TopicPartition] = set()
+    subscribed: set[TopicName] = set()
+    for one in group.instances.values():
+        by_hand |= one.manual
+        subscribed |= subscribed_topics(one, topics)
+    unused = [
+        place
+        for place in group.starts
+        if place not in by_hand
+        and (
+            place.topic not in subscribed or place.partition >= topics[place.topic].partitions_count
+        )
+    ]
+    for partition in sorted(unused):
         state.apply(GroupRecord(StartKey(group.name, *partition), None))
 
 
@@ -287,7 +344,21 @@ def is_concerned(group: Group, names: Set[TopicName]) -> bool:
 
 
 def drop_deleted_topics(state: GroupsState, group: Group, topics: Topics) -> None:
-    """Drop offsets and starts of deleted topics, even if another topic has the name now."""
+    """Drop offsets and starts of deleted topics, even if another topic has the name now.
+
+    A member that reads for itself gives up such a topic: its positions there have no meaning, and
+    it gets the partitions of the new topic under a newer epoch.
+    """
+    gone = {
+        place.topic
+        for places in (group.starts, group.offsets)
+        for place, at in places.items()
+        if not is_present(place, at, topics)
+    }
+    for one in group.members.values() if gone else ():
+        if one.value.reads_itself:
+            owned = frozenset(place for place in one.owned if place.topic in gone)
+            release(state, group, one, owned)
     for partition, offset in sorted(group.offsets.items(), key=lambda item: item[0]):
         if not is_present(partition, offset, topics):
             state.apply(GroupRecord(OffsetKey(group.name, *partition), None))

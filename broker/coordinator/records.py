@@ -123,6 +123,14 @@ class InstanceValue:
     is_token_reader: bool = False
     """True from its first read with a token on: only what a token acknowledges is received (G5)."""
     seat: Seat = Seat.TAKEN
+    rebalance_timeout_ms: int | None = None
+    """Set for a member that reads for itself: the time in which it must give up partitions. None:
+    an instance, for which the coordinator reads."""
+
+    @property
+    def reads_itself(self) -> bool:
+        """True for a member that reads from leaders, and names what it owns in heartbeats."""
+        return self.rebalance_timeout_ms is not None
 
     @property
     def is_subscribed(self) -> bool:
@@ -137,6 +145,9 @@ class MemberValue:
     epoch: int
     target: ByTopic
     owned: ByTopic
+    previous_epoch: int = -1
+    """The epoch that a member which reads for itself has until it receives the present one; -1 if
+    there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

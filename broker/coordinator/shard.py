@@ -126,7 +126,7 @@ class Shard:
         self._gathering: _Batch | None = None
         self._writing: _Batch | None = None
         self._wake_writer = asyncio.Event()
-        self._watchers: dict[GroupId, list[asyncio.Event]] = {}
+        self._watchers: dict[GroupId | InstanceKey, list[asyncio.Event]] = {}
         self._ticked_ms = clock.monotonic_ms()
         self._topics: Topics | None = None
         """Topics with which subscriptions were last compared; None after a load."""
@@ -176,6 +176,8 @@ class Shard:
             self._wake_writer.set()
             for group in {e.key.group for e in entries if not isinstance(e.key, OffsetKey)}:
                 self.wake(group)
+        for member in state.take_concerned():
+            self.wake(member)
         return answer
 
     async def settled(self) -> None:
@@ -214,26 +216,27 @@ class Shard:
 
     # ---- watching a group
 
-    def watch(self, group: GroupId) -> asyncio.Event:
+    def watch(self, place: GroupId | InstanceKey) -> asyncio.Event:
         """Return an event that is set by any later decision in the group but a commit.
 
-        It is set as well when the state is dropped. The caller ends it with `unwatch`.
+        For a member it is set only by decisions that may give or deny it a partition, or end it. It
+        is set as well when the state is dropped. The caller ends it with `unwatch`.
         """
         event = asyncio.Event()
-        self._watchers.setdefault(group, []).append(event)
+        self._watchers.setdefault(place, []).append(event)
         return event
 
-    def unwatch(self, group: GroupId, event: asyncio.Event) -> None:
+    def unwatch(self, place: GroupId | InstanceKey, event: asyncio.Event) -> None:
         """Forget an event of `watch`."""
-        watchers = self._watchers.get(group, [])
+        watchers = self._watchers.get(place, [])
         if event in watchers:
             watchers.remove(event)
         if not watchers:
-            self._watchers.pop(group, None)
+            self._watchers.pop(place, None)
 
-    def wake(self, group: GroupId) -> None:
-        """Set the events of the group's waiting reads, so that they check again."""
-        for event in self._watchers.get(group, ()):
+    def wake(self, place: GroupId | InstanceKey) -> None:
+        """Set the events of a group's waiting reads, or a member's heartbeat, to check again."""
+        for event in self._watchers.get(place, ()):
             event.set()
 
     # ---- life
@@ -267,8 +270,8 @@ class Shard:
         if gathered is not None:
             gathered.fail(error)
         self._wake_writer.set()
-        for group in list(self._watchers):
-            self.wake(group)
+        for place in list(self._watchers):
+            self.wake(place)
 
     async def _load(self) -> bool:
         """Fold the log to its end and wait until all of it is committed; False if not (rule G1)."""
@@ -291,6 +294,7 @@ class Shard:
             return False
         if self._closed or generation != self.generation:
             return False
+        state.take_concerned()
         self._state, self._loaded = state, True
         self._ticked_ms = self._clock.monotonic_ms()
         _log.info(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from broker.coordinator import group_messages
 from broker.coordinator.group_messages import (
+    MAY_REPEAT,
     A,
     Assign,
     Commit,
@@ -27,7 +28,11 @@ from broker.coordinator.group_messages import (
     GroupOffsetRow,
     GroupOffsets,
     GroupRequest,
+    Heartbeat,
+    JoinGroup,
     Poll,
+    wait_ms_of,
+    with_wait,
 )
 from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
 from broker.server import peer_codec
@@ -114,7 +119,9 @@ class GroupRequests:
             made_up = NAME_MADE_UP + id_from_bytes(self._random_bytes(16))
             named_request = cast("GroupRequest[A]", replace(request, instance=InstanceId(made_up)))
         if isinstance(request, Poll):
-            wait_ms = max(READ_TIMEOUT_MS, _poll_wait_ms(request))
+            wait_ms = max(READ_TIMEOUT_MS, wait_ms_of(request))
+        elif isinstance(request, Heartbeat):
+            wait_ms += wait_ms_of(request)
         topic = await self._offsets_topic(request)
         if topic is None:
             return _answer_without_groups(request)
@@ -150,28 +157,29 @@ class GroupRequests:
     async def _routed(
         self, partition: TopicIdPartition, request: GroupRequest[A], deadline_ms: int
     ) -> A:
-        poll = request if isinstance(request, Poll) else None
-        poll_until_ms = self._clock.monotonic_ms() + _poll_wait_ms(poll)
+        wait_until_ms = self._clock.monotonic_ms() + wait_ms_of(request)
 
         async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A:
-            sent = request
-            if poll is not None and poll.timeout_ms is not None:
-                left_ms = max(0, poll_until_ms - self._clock.monotonic_ms())
-                sent = cast("GroupRequest[A]", replace(poll, timeout_ms=left_ms))
+            sent = with_wait(request, max(0, wait_until_ms - self._clock.monotonic_ms()))
             if registration.leader == self._config.broker_id:
                 return await self._coordinator.answer(sent)
             body = group_messages.encode_request(sent)
-            extra_ms = self._config.limits.max_fetch_wait_ms if poll is not None else 0
+            extra_ms = self._config.limits.max_fetch_wait_ms if isinstance(request, Poll) else 0
             answer = await self._router.forward(
                 partition, registration, PeerRequestKind.GROUP, body, timeout_ms + extra_ms
             )
             return group_messages.decode_answer(sent, answer)
 
-        is_read = isinstance(request, group_messages.PURE_READS)
-        return await self._until_led(partition, attempt, deadline_ms, is_read=is_read)
+        may_repeat = isinstance(request, MAY_REPEAT)
+        return await self._until_led(partition, attempt, deadline_ms, may_repeat=may_repeat)
 
     async def _until_led(
-        self, partition: TopicIdPartition, attempt: Attempt[T], deadline_ms: int, *, is_read: bool
+        self,
+        partition: TopicIdPartition,
+        attempt: Attempt[T],
+        deadline_ms: int,
+        *,
+        may_repeat: bool,
     ) -> T:
         async def patient(registration: PartitionRegistration, timeout_ms: int) -> T:
             try:
@@ -184,7 +192,7 @@ class GroupRequests:
 
         try:
             return await self._router.routed(
-                partition, patient, deadline_ms, repeat_unknown=is_read
+                partition, patient, deadline_ms, repeat_unknown=may_repeat
             )
         except KafkaError as error:
             if error.code is not ErrorCode.LEADER_NOT_AVAILABLE:
@@ -201,7 +209,7 @@ class GroupRequests:
         if topic is None:
             await self._topics.catch_up_with(OFFSETS_TOPIC)
             topic = self._loader.image.topic(OFFSETS_TOPIC)
-        if topic is None and isinstance(request, CreateInstance | CommitGroup):
+        if topic is None and isinstance(request, CreateInstance | CommitGroup | JoinGroup):
             await self._create_offsets_topic()
             topic = self._loader.image.topic(OFFSETS_TOPIC)
             if topic is None:
@@ -267,7 +275,7 @@ class GroupRequests:
             )
             return group_messages.decode_groups(answer)
 
-        return await self._until_led(partition, attempt, deadline_ms, is_read=True)
+        return await self._until_led(partition, attempt, deadline_ms, may_repeat=True)
 
     # lags
 
@@ -288,10 +296,6 @@ class GroupRequests:
         except KafkaError:
             return row
         return replace(row, end_offset=ends.end_offset)
-
-
-def _poll_wait_ms(poll: Poll | None) -> int:
-    return 0 if poll is None or poll.timeout_ms is None else max(0, poll.timeout_ms)
 
 
 def _check_names(request: GroupRequest[Any]) -> None:

@@ -8,8 +8,9 @@ the next one to read. Each function returns a `Call`; nothing here does I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
@@ -31,10 +32,12 @@ from http_api.contract.resources import (
     GroupInfo,
     GroupLag,
     GroupMember,
+    GroupMembership,
     committed_of,
     group_of,
     lag_of,
     member_of,
+    membership_of,
 )
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "GroupInfo",
     "GroupLag",
     "GroupMember",
+    "GroupMembership",
     "Place",
 ]  # for users of these calls
 
@@ -169,6 +173,89 @@ def seek_to_edge(group: str, name: str, partitions: Iterable[Place], edge: str) 
     return read_nothing(_post(path, _partitions(partitions), repeatable=True))
 
 
+# calls of a member that reads for itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSettings:
+    """The subscription and settings of a member that reads for itself. Times in milliseconds."""
+
+    topics: tuple[str, ...] | None = None
+    topic_pattern: str | None = None
+    """Exactly one of the two is set."""
+    instance_id: str | None = None
+    """The static id, by which a member that comes back within its session owns the same."""
+    client_id: str | None = None
+    rack: str | None = None
+    assignor: str | None = None
+    auto_offset_reset: str = "latest"
+    session_timeout_ms: int = 45_000
+    rebalance_timeout_ms: int = 300_000
+
+
+def join(
+    cluster_id: str, group: str, member_id: str, settings: MemberSettings
+) -> Call[GroupMembership]:
+    """Return the call that joins a group. It may be repeated; 409/40902 for another's name."""
+    given = {name: value for name, value in asdict(settings).items() if value is not None}
+    request = Request(
+        method="POST",
+        path=v3_path(cluster_id, GROUPS, group, "consumers"),
+        body=orjson.dumps({"consumer_id": member_id} | given),
+        timeout_s=GROUP_TIMEOUT_S,
+        repeatable=True,
+    )
+    return read_one(request, membership_of)
+
+
+def heartbeat(
+    cluster_id: str,
+    group: str,
+    member_id: str,
+    *,
+    member_epoch: int,
+    owned: Iterable[Place],
+    wait_ms: int = 0,
+    topics: Iterable[str] | None = None,
+    topic_pattern: str | None = None,
+) -> Call[GroupMembership]:
+    """Return the call that reports what a member owns, and reads what it is to own.
+
+    It waits up to ``wait_ms`` while both are the same. 409/40903 and 404/40403: join again;
+    409/40952: another member has the static id.
+    """
+    by_topic: dict[str, list[int]] = {}
+    for topic, number in owned:
+        by_topic.setdefault(topic, []).append(number)
+    body: dict[str, Any] = {
+        "member_epoch": member_epoch,
+        "owned": [{"topic_name": name, "partitions": ids} for name, ids in by_topic.items()],
+        "wait_ms": wait_ms,
+    }
+    if topics is not None:
+        body["topics"] = list(topics)
+    if topic_pattern is not None:
+        body["topic_pattern"] = topic_pattern
+    path = v3_path(cluster_id, GROUPS, group, "consumers")
+    request = Request(
+        method="POST",
+        path=f"{path}/{quote(member_id, safe='')}:heartbeat",
+        body=orjson.dumps(body),
+        timeout_s=wait_ms / 1000 + GROUP_TIMEOUT_S,
+        repeatable=True,
+    )
+    return read_one(request, membership_of)
+
+
+def leave(cluster_id: str, group: str, member_id: str, *, keep_seat: bool = False) -> Call[None]:
+    """Return the call that leaves a group without a commit; a repeat gets a 404.
+
+    ``keep_seat``: a static member comes back within its session, and owns the same then.
+    """
+    query = "?keep_seat=true" if keep_seat else ""
+    return read_nothing(_delete(v3_path(cluster_id, GROUPS, group, "consumers", member_id) + query))
+
+
 # calls about groups, made from outside
 
 
@@ -257,7 +344,13 @@ def delete_offsets(
 
 def evict(cluster_id: str, group: str, member_id: str) -> Call[None]:
     """Return the call that removes a member without a commit; 404/40403 if there is none."""
-    return read_nothing(_delete(v3_path(cluster_id, GROUPS, group, "consumers", member_id)))
+    return leave(cluster_id, group, member_id)
+
+
+def evict_static(cluster_id: str, group: str, static_id: str) -> Call[None]:
+    """Return the call that removes the member with a static id, and its seat; 404/40403 if none."""
+    path = v3_path(cluster_id, GROUPS, group, "consumers")
+    return read_nothing(_delete(f"{path}?instance_id={quote(static_id, safe='')}"))
 
 
 def _delete(path: str) -> Request:

@@ -19,7 +19,12 @@ from http_api.contract.v2 import as_pictures, check_name, has_control_characters
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from http_api.contract.resources import CommittedOffset, GroupInfo, GroupMember
+    from http_api.contract.resources import (
+        CommittedOffset,
+        GroupInfo,
+        GroupMember,
+        GroupMembership,
+    )
     from http_api.contract.v3 import Links
 
 
@@ -34,6 +39,8 @@ RESUMED_HEADER = "Quorumlog-Resumed"
 MOVED_HEADER = "Quorumlog-Moved"
 """Header of an answer that names positions which were moved: the log does not hold them any more.
 """
+COORDINATOR_URL_HEADER = "Quorumlog-Coordinator-Url"
+"""Header with the URL of the broker that coordinates the group."""
 IGNORED_NAMED_MAX = 32
 """Most settings named in that header, to limit its size; Kafka's consumer has about eighty."""
 _SETTING = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
@@ -209,6 +216,36 @@ def assignment(
         "partition_id": partition,
         "partition": links.related("topics", topic, "partitions", partition),
         "lag": links.related(GROUPS, group_id, "lags", topic, "partitions", partition),
+    }
+
+
+def membership(links: Links, found: GroupMembership) -> JsonObject:
+    """Return what a member that reads for itself is to own, and where its group stands there."""
+    path = (GROUPS, found.group, "consumers", found.member_id)
+    crn = f"consumer-group={found.group}/consumer={found.member_id}"
+    return links.resource("KafkaConsumerMembership", crn, *path) | {
+        "consumer_group_id": found.group,
+        "consumer_id": found.member_id,
+        "instance_id": found.static_id,
+        "member_epoch": found.member_epoch,
+        "group_epoch": found.group_epoch,
+        "assignor": found.assignor,
+        "heartbeat_interval_ms": found.heartbeat_interval_ms,
+        "session_timeout_ms": found.session_timeout_ms,
+        "assignment": [
+            {
+                "topic_name": one.topic,
+                "topic_id": one.topic_id,
+                "partition_id": one.partition,
+                "offset": one.offset,
+                "leader_epoch": one.leader_epoch,
+                "is_committed": one.is_committed,
+            }
+            for one in found.assignment
+        ],
+        "revoked": [
+            {"topic_name": topic, "partition_id": number} for topic, number in found.revoked
+        ],
     }
 
 

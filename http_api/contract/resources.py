@@ -306,6 +306,63 @@ def member_of(row: Mapping[str, Any]) -> GroupMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedPartition:
+    """A partition that a member owns, and where its group stands in it."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int | None
+    """The next offset to read; None without a commit where ``auto_offset_reset`` is ``none``."""
+    leader_epoch: int | None
+    """The epoch of the record before ``offset``; None if it is not known."""
+    is_committed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMembership:
+    """A member that reads for itself, as the answer to its join or heartbeat describes it."""
+
+    group: str
+    member_id: str
+    static_id: str | None
+    member_epoch: int
+    group_epoch: int
+    assignor: str
+    heartbeat_interval_ms: int
+    session_timeout_ms: int
+    assignment: tuple[AssignedPartition, ...]
+    revoked: tuple[tuple[str, int], ...]
+    """Partitions (topic, number) that the member's next heartbeat is not to name any more."""
+
+
+def membership_of(row: Mapping[str, Any]) -> GroupMembership:
+    """Return the membership of an answer to a join or a heartbeat."""
+    return GroupMembership(
+        group=row["consumer_group_id"],
+        member_id=row["consumer_id"],
+        static_id=row["instance_id"],
+        member_epoch=row["member_epoch"],
+        group_epoch=row["group_epoch"],
+        assignor=row["assignor"],
+        heartbeat_interval_ms=row["heartbeat_interval_ms"],
+        session_timeout_ms=row["session_timeout_ms"],
+        assignment=tuple(
+            AssignedPartition(
+                topic=one["topic_name"],
+                topic_id=one["topic_id"],
+                partition=one["partition_id"],
+                offset=one["offset"],
+                leader_epoch=one["leader_epoch"],
+                is_committed=one["is_committed"],
+            )
+            for one in row["assignment"]
+        ),
+        revoked=tuple((one["topic_name"], one["partition_id"]) for one in row["revoked"]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedOffset:
     """A committed offset, the next one to read; ``lag`` is None if the log end is unknown."""
 

@@ -61,6 +61,7 @@ from http_api.server.routes.v3.cluster_metadata import ClusterMetadataRoutes
 from http_api.server.routes.v3.clusters import ClusterRoutes
 from http_api.server.routes.v3.configs import ConfigRoutes
 from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
+from http_api.server.routes.v3.group_members import GroupMemberRoutes
 from http_api.server.routes.v3.partitions import PartitionRoutes, ReassignmentRoutes
 from http_api.server.routes.v3.records import RecordRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
@@ -218,6 +219,7 @@ def _routes(context: ApiContext) -> tuple[RouteGroup, ...]:
         RecordRoutes(context),
         ReassignmentRoutes(context),
         ConsumerGroupRoutes(context),
+        GroupMemberRoutes(context),
         ClusterMetadataRoutes(context),
         OpsRoutes(context),
     )

@@ -365,7 +365,8 @@ async def test_a_static_member_is_evicted_by_its_id(pilots: Door) -> None:
     )
     assert (await pilots.get(GROUP + "/consumers")).json["data"][0]["instance_id"] == "s1"
     assert (await pilots.call("DELETE", GROUP + "/consumers?instance_id=s1")).status == 204
-    assert isinstance(pilots.apis.requests[-1], EvictInstance)
+    assert pilots.apis.requests[-1] == EvictInstance(group=GroupId("pilots"), static_id="s1")
+    pilots.apis.group_answers[EvictInstance] = KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "none")
     unknown = await pilots.call("DELETE", GROUP + "/consumers?instance_id=s2")
     assert (unknown.status, unknown.json["error_code"]) == (404, 40403)
     assert (await pilots.call("DELETE", GROUP + "/consumers")).status == 400

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from broker.coordinator import commits, instances
+from broker.coordinator import commits, direct_members, instances, membership
 from broker.coordinator.group_messages import (
     CommitGroup,
     ConsumerSettings,
     CreateInstance,
     GroupOffset,
+    Heartbeat,
+    JoinGroup,
+    Membership,
     OffsetReset,
     Subscribe,
 )
@@ -113,6 +116,51 @@ class GroupWorld:
         found = instances.position_of(self.state, self.key(name), place(number), self.topics)
         return None if found is None else found.next
 
+    # calls of members that read for themselves
+
+    def join_directly(
+        self,
+        name: str,
+        settings: ConsumerSettings = BY_HAND,
+        *topics: str,
+        timeout_ms: int = 30_000,
+    ) -> Membership:
+        request = JoinGroup(
+            group=G,
+            instance=InstanceId(name),
+            settings=settings,
+            rebalance_timeout_ms=timeout_ms,
+            topics=tuple(map(TopicName, topics or ("t",))),
+        )
+        missing = direct_members.unresolved_partitions(self.state, request, self.topics)
+        starts = dict.fromkeys(missing, OffsetAndEpoch(self.start))
+        limits = instances.GroupLimits()
+        direct_members.join(self.state, request, starts, self.topics, limits)
+        self.write()
+        return direct_members.membership(self.state, self.key(name), self.topics)
+
+    def beat(
+        self, name: str, epoch: int, *owned: int, topics: tuple[str, ...] | None = None
+    ) -> Membership:
+        """A heartbeat that arrives, and does not wait."""
+        request = Heartbeat(
+            group=G,
+            instance=InstanceId(name),
+            member_epoch=epoch,
+            owned=tuple(map(place, owned)),
+            topics=None if topics is None else tuple(map(TopicName, topics)),
+        )
+        missing = direct_members.unresolved_partitions(self.state, request, self.topics)
+        starts = dict.fromkeys(missing, OffsetAndEpoch(self.start))
+        direct_members.touch_member(self.state, request)
+        direct_members.heartbeat(self.state, request, starts, self.topics)
+        self.write()
+        return direct_members.heartbeat_answer(self.state, request, self.topics)
+
+    def leave(self, name: str, *, keep_seat: bool = False) -> None:
+        membership.evict(self.state, self.key(name), self.topics, keep_seat=keep_seat)
+        self.write()
+
     def read(self, name: str, count: int = 10, *numbers: int) -> dict[int, tuple[int, int]]:
         """Deliver so many records of each partition it owns: partition → (from, to)."""
         self.call(name)
@@ -163,15 +211,21 @@ class GroupWorld:
         self.call(name, done=False)
 
     def commit_group(
-        self, number: int, offset: int, member: str | None = None, epoch: int | None = None
+        self,
+        number: int,
+        offset: int,
+        member: str | None = None,
+        epoch: int | None = None,
+        high_watermark: int | None = None,
     ) -> None:
+        seen = {} if high_watermark is None else {place(number): high_watermark}
         request = CommitGroup(
             group=G,
             offsets=(GroupOffset(T, PartitionId(number), offset),),
             member_id=None if member is None else InstanceId(member),
             member_epoch=epoch,
         )
-        commits.commit_without_instance(self.state, request, self.topics)
+        commits.commit_without_instance(self.state, request, self.topics, seen)
         self.write()
 
     def seek(self, name: str, number: int, offset: int) -> None:

@@ -78,9 +78,11 @@ def reply(
     return Reply(status, description, {content_type: example}, headers=headers)
 
 
-def no_content(description: str = "Done.", content_type: str = JSON) -> Reply:
+def no_content(
+    description: str = "Done.", content_type: str = JSON, *, headers: tuple[Header, ...] = ()
+) -> Reply:
     """Return a 204, which names the Content-Type of the path's errors though it has no body."""
-    return Reply(204, description, {content_type: None})
+    return Reply(204, description, {content_type: None}, headers=headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

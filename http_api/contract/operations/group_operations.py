@@ -7,7 +7,8 @@ from typing import Final
 from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode
 from http_api.contract.operations.declaration import CLUSTER, Body, Operation, no_content
-from http_api.contract.operations.parameters import INT32_MAX, OFFSET_MAX, TextParameter
+from http_api.contract.operations.member_operations import COORDINATOR
+from http_api.contract.operations.parameters import INT32_MAX, OFFSET_MAX
 from http_api.contract.operations.schemas import nullable
 from http_api.contract.operations.shared import (
     FROM_COORDINATOR,
@@ -164,8 +165,9 @@ COMMIT: Final = Operation(
         needed=("data",),
         example={"data": [{"topic_name": TOPIC, "partition_id": 0, "offset": 1_000}]},
     ),
-    replies=(no_content("The offsets are committed."),),
+    replies=(no_content("The offsets are committed.", headers=(COORDINATOR,)),),
     errors=(
+        RestCode.FENCED_INSTANCE_ID,
         RestCode.PARTITION_NOT_FOUND,
         RestCode.UNKNOWN_TOPIC_OR_PARTITION,
         RestCode.ILLEGAL_STATE,
@@ -174,28 +176,18 @@ COMMIT: Final = Operation(
 )
 
 
-def _removal(path: str, summary: str, *parameters: TextParameter) -> Operation:
+def _removal(path: str, summary: str) -> Operation:
     return Operation(
         "DELETE",
         CLUSTER + path,
         tag=_TAG,
         summary=summary,
         replies=(no_content("It is gone."),),
-        parameters=parameters,
         errors=_REMOVAL,
     )
 
 
-STATIC_ID: Final = TextParameter(
-    "instance_id",
-    is_needed=True,
-    length_max=249,
-    description="The `group.instance.id` of the member.",
-    example="seat-1",
-)
 DELETE: Final = _removal(_GROUP, "Delete a group without live members")
-EVICT: Final = _removal(_CONSUMER, "Remove a member, without a commit")
-EVICT_STATIC: Final = _removal(_CONSUMERS, "Remove the member with a static id", STATIC_ID)
 DELETE_OFFSETS: Final = _removal(_GROUP + "/offsets", "Delete all offsets of a group")
 DELETE_TOPIC_OFFSETS: Final = _removal(
     _GROUP + "/offsets/{topic_name}", "Delete a group's offsets of a topic"

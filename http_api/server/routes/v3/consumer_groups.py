@@ -12,7 +12,6 @@ from broker.coordinator.group_messages import (
     DeleteGroup,
     DeleteOffsets,
     DescribeGroup,
-    EvictInstance,
     GroupDescription,
     GroupOffset,
     GroupOffsets,
@@ -31,12 +30,12 @@ from http_api.server.image_lookup import NOT_HOSTED
 from http_api.server.request_parsing import (
     INT32_MAX,
     OFFSET_MAX,
-    bad_parameter,
     partition_id,
     read_json_object,
     topic_name,
 )
 from http_api.server.routes.v3.clusters import V3Routes
+from http_api.server.routes.v3.group_members import coordinator_headers
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName, TopicPartition
 
@@ -73,8 +72,6 @@ class ConsumerGroupRoutes(V3Routes):
             (declared.LIST_OFFSETS, self.offsets),
             (declared.COMMIT, self.commit),
             (declared.DELETE, self.delete),
-            (declared.EVICT, self.evict),
-            (declared.EVICT_STATIC, self.evict_static),
             (declared.DELETE_OFFSETS, self.delete_offsets),
             (declared.DELETE_TOPIC_OFFSETS, self.delete_offsets),
             (declared.DELETE_OFFSET, self.delete_offsets),
@@ -196,7 +193,7 @@ class ConsumerGroupRoutes(V3Routes):
         limit = min(self._limits.max_body_bytes, MAX_BODY_BYTES)
         fields = await read_json_object(request, limit, _OFFSETS)
         await self._apis.group(commit_of(group_id, fields))
-        return reply(b"", JSON, 204)
+        return reply(b"", JSON, 204, coordinator_headers(self._apis, group_id))
 
     # removal
 
@@ -215,25 +212,7 @@ class ConsumerGroupRoutes(V3Routes):
         )
         return await self._remove(wanted)
 
-    async def evict(self, request: web.Request, group: str, consumer: str) -> web.Response:
-        """Remove a member, or the seat that it keeps, without a commit."""
-        name = InstanceId(check_name("instance_name", consumer))
-        return await self._remove(EvictInstance(group=_group_id(group), instance=name))
-
-    async def evict_static(self, request: web.Request, group: str) -> web.Response:
-        """Remove the member with a static id, which a query names."""
-        wanted = declared.STATIC_ID.read(request.query)
-        if wanted is None:
-            raise bad_parameter(declared.STATIC_ID.name, None, "the group.instance.id of a member")
-        found = await self._describe(_group_id(group))
-        for member in found.members:
-            if member.static_id == wanted:
-                name = member.instance
-                return await self._remove(EvictInstance(group=found.group, instance=name))
-        text = f"Group {found.group} has no member with group.instance.id {excerpt(wanted)}."
-        raise RestError(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION, text)
-
-    async def _remove(self, request: DeleteGroup | DeleteOffsets | EvictInstance) -> web.Response:
+    async def _remove(self, request: DeleteGroup | DeleteOffsets) -> web.Response:
         try:
             await self._apis.group(request)
         except KafkaError as error:
