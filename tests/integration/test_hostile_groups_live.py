@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.integration.test_group_coordinator_kills import (
@@ -16,6 +19,15 @@ from tests.integration.test_group_coordinator_kills import (
     V2,
     Consumer,
     coordinator_of,
+    kill_coordinator,
+)
+from tests.support.group_story import (
+    SESSION_S,
+    DirectMember,
+    InstanceMember,
+    Story,
+    come_and_go,
+    settle,
 )
 from tests.support.live_cluster import Answer, LiveCluster, running
 
@@ -180,3 +192,115 @@ async def test_a_read_whose_client_left_moves_no_position(cluster: LiveCluster) 
         await asyncio.sleep(0.3)
         found = [record["offset"] for record in await reader.read(1_000)]
         assert found == [number], f"through broker {broker}"
+
+
+async def test_members_of_both_kinds_share_fewer_as_many_and_more_partitions(
+    cluster: LiveCluster,
+) -> None:
+    """Two, four and six members of four partitions: each owns its share, and nothing twice."""
+    topic, partitions = "both-kinds", 4
+    await cluster.create_topic(topic, partitions)
+    async with aiohttp.ClientSession() as http:
+        story = Story(cluster, topic, partitions, http, random.Random(1))
+        await story.produce(20)
+        direct = [DirectMember(story, f"d{number}") for number in range(3)]
+        instances = [InstanceMember(story, f"i{number}") for number in range(3)]
+        tasks: list[asyncio.Task[None]] = []
+        for count, least, most in ((1, 2, 2), (2, 1, 1), (3, 0, 1)):
+            tasks += [
+                asyncio.create_task(one.live()) for one in (direct[count - 1], instances[count - 1])
+            ]
+
+            async def is_shared(count: int = count, least: int = least, most: int = most) -> bool:
+                parts = [set(one.positions) for one in direct[:count]]
+                for one in instances[:count]:
+                    answer = await story.ask("GET", f"{one.path}/assignments")
+                    if answer.status != 200:
+                        return False
+                    parts.append({row["partition"] for row in answer.body["partitions"]})
+                owned = sorted(number for part in parts for number in part)
+                sizes = {len(part) for part in parts}
+                return owned == list(range(partitions)) and sizes <= set(range(least, most + 1))
+
+            await cluster.until(is_shared, f"{2 * count} members share {partitions} partitions")
+        await cluster.until(lambda: sum(story.read_up_to.values()) == 20, "everything is read")
+        for one in (*direct, *instances):
+            one.stops.set()
+        await asyncio.gather(*tasks)
+        for one in (*direct, *instances):
+            await one.end("leave")
+
+
+async def churn(
+    cluster: LiveCluster,
+    topic: str,
+    members: int,
+    partitions: int,
+    seconds: float,
+    kill_every_s: float,
+) -> None:
+    """Let members come and go, one in eight an instance, half of the others static."""
+    await cluster.create_topic(topic, partitions)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        story = Story(cluster, topic, partitions, http, random.Random(topic))
+        stayers = [DirectMember(story, f"stays{number}") for number in range(4)]
+        tasks = [asyncio.create_task(one.live()) for one in stayers]
+        until_s = time.monotonic() + seconds
+
+        async def trouble() -> None:
+            while time.monotonic() < until_s:
+                await story.produce(partitions)
+                if kill_every_s and time.monotonic() + kill_every_s < until_s:
+                    await asyncio.sleep(kill_every_s)
+                    dead = await kill_coordinator(cluster, f"{topic}-group")
+                    await cluster.wait_restarted(*dead)
+                else:
+                    await asyncio.sleep(0.5)
+
+        async with asyncio.TaskGroup() as acting:
+            acting.create_task(trouble())
+            for number in range(members):
+                acting.create_task(
+                    come_and_go(
+                        story,
+                        number,
+                        until_s,
+                        is_instance=number % 8 == 7,
+                        is_static=number % 2 == 0,
+                    )
+                )
+        settled_s = await settle(story, stayers)
+        logging.getLogger("tests.cluster").info(
+            "%d members came and went: %d grants, settled in %.1f s",
+            members, story.assigned, settled_s,
+        )  # fmt: skip
+        ends = [await http_end(story, number) for number in range(partitions)]
+        await cluster.until(
+            lambda: [story.read_up_to.get(number, 0) for number in range(partitions)] == ends,
+            "everything is read",
+        )
+        for one in stayers:
+            one.stops.set()
+        await asyncio.gather(*tasks)
+        assert settled_s <= SESSION_S + 1
+        assert story.assigned > members
+
+
+async def http_end(story: Story, number: int) -> int:
+    answer = await story.ask("GET", f"/topics/{story.topic}/partitions/{number}/offsets")
+    return int(answer.body["end_offset"])
+
+
+async def test_invariant_g14_members_come_and_go_and_the_group_settles(
+    cluster: LiveCluster,
+) -> None:
+    await churn(cluster, "churn", 24, 12, 3.0, 0)
+
+
+@pytest.mark.slow
+async def test_invariant_g14_two_hundred_members_come_and_go_for_two_minutes(
+    cluster: LiveCluster,
+) -> None:
+    """The coordinator is killed meanwhile; half of the members are static."""
+    await churn(cluster, "churn-long", 200, 64, 120.0, 20)

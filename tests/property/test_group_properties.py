@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.coordinator.group_messages import ConsumerSettings, OffsetReset
+from broker.coordinator.group_messages import ConsumerSettings, Membership, OffsetReset
 from broker.coordinator.rebalance import drop_deleted_topics, retarget
 from raft_metadata.common.errors import KafkaError
-from tests.support.group_world import G, GroupWorld, T, facts, place
+from raft_metadata.common.ids import InstanceId
+from tests.support.group_world import BY_HAND, G, GroupWorld, T, facts, place
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
+DIRECT = st.sampled_from(["e", "x", "y"])
 NUMBERS = st.integers(0, 5)
 
 
@@ -27,6 +30,8 @@ class Groups(RuleBasedStateMachine):
         """Partition → how far any client was ever given records, without a gap."""
         self.sought: set[int] = set()
         self.committed: dict[int, int] = {}
+        self.beliefs: dict[str, tuple[int, dict[int, int], set[int]]] = {}
+        """Member that reads for itself → its epoch, positions, and what it is to give up."""
         self.compacted = 0
         """Entries in front that are no history any more, but what compaction left of one."""
 
@@ -60,6 +65,64 @@ class Groups(RuleBasedStateMachine):
         with suppress(KafkaError):
             self.world.commit(name, number, offset)
             assert place(number) in self.world.instance(name).owned
+
+    @rule(name=DIRECT, static=st.booleans(), by_range=st.booleans())
+    def join_directly(self, name: str, static: bool, by_range: bool) -> None:
+        chosen = replace(
+            BY_HAND,
+            session_timeout_ms=10_000,
+            static_id="seat" if static else None,
+            assignors=("range",) if by_range else (),
+        )
+        with suppress(KafkaError):
+            self.take(name, self.world.join_directly(name, chosen))
+
+    @rule(name=DIRECT, gives_up=st.booleans(), count=st.integers(0, 9))
+    def beat(self, name: str, gives_up: bool, count: int) -> None:
+        """A heartbeat; before it the member reads, and it may still name what was revoked."""
+        epoch, owned, revoked = self.beliefs.get(name, (-1, {}, set()))
+        for number, begin in owned.items():
+            end = begin + count
+            self.processed[number] = max(end, self.processed.get(number, 0))
+            owned[number] = end
+        named = set(owned) | (set() if gives_up else revoked)
+        with suppress(KafkaError):
+            self.take(name, self.world.beat(name, epoch, *named))
+
+    @rule(name=DIRECT, older=st.integers(0, 3))
+    def send_a_late_heartbeat(self, name: str, older: int) -> None:
+        with suppress(KafkaError):
+            self.world.beat(name, self.beliefs.get(name, (-1, {}, set()))[0] - older)
+
+    @rule(name=DIRECT, older=st.integers(0, 2))
+    def commit_directly(self, name: str, older: int) -> None:
+        epoch, owned, _ = self.beliefs.get(name, (-1, {}, set()))
+        for number, offset in owned.items():
+            with suppress(KafkaError):
+                self.world.commit_group(number, offset, name, epoch - older, offset)
+                assert older == 0, "G7: a commit of an older epoch was taken"
+
+    @rule(name=DIRECT, keep_seat=st.booleans())
+    def leave_directly(self, name: str, keep_seat: bool) -> None:
+        self.beliefs.pop(name, None)
+        with suppress(KafkaError):
+            self.world.leave(name, keep_seat=keep_seat)
+
+    def take(self, name: str, found: Membership) -> None:
+        """Read what an answer assigns. Nothing of it is another live member's."""
+        before = self.beliefs.get(name, (-1, {}, set()))
+        assert found.member_epoch >= before[0], "G3: a member epoch went back"
+        owned = {int(one.partition): one.offset or 0 for one in found.assignment}
+        for number, offset in owned.items():
+            if number not in self.sought:
+                assert offset <= self.processed.get(number, 0), "a record was skipped"
+        for other, (epoch, theirs, _) in self.beliefs.items():
+            member = self.world.group.instances.get(InstanceId(other))
+            if other != name and member is not None and member.member_epoch == epoch:
+                assert not owned.keys() & theirs.keys(), "G2: two owners"
+        positions = {number: before[1].get(number, offset) for number, offset in owned.items()}
+        revoked = {int(one.partition) for one in found.revoked}
+        self.beliefs[name] = found.member_epoch, positions, revoked
 
     @rule(name=NAMES)
     def commit_everything(self, name: str) -> None:
@@ -129,10 +192,21 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def every_partition_has_at_most_one_owner(self) -> None:
+        """G2, and G6: what is free has no owner."""
         _one_owner(self.world)
 
     @invariant()
+    def a_member_at_its_groups_epoch_owns_nothing_of_another(self) -> None:
+        """G4: it has given up what the present targets give to others."""
+        group = self.world.state.groups.get(G)
+        for member in () if group is None else group.members.values():
+            if group is not None and member.member_epoch >= group.epoch:
+                is_settled = member.owned <= member.target
+                assert is_settled or member.value.settings.static_id is not None
+
+    @invariant()
     def every_partition_is_somebodys_target(self) -> None:
+        """G1: in exactly one target."""
         group = self.world.state.groups.get(G)
         if group is None or not group.members:
             return
@@ -140,8 +214,10 @@ class Groups(RuleBasedStateMachine):
         wanted = [place(number) for number in range(self.world.topics[T].partitions_count)]
         assert sorted(targets) == wanted
         owned = {one for member in group.members.values() for one in member.owned}
+        assert owned == group.owners.keys()
         for partition in wanted:
-            assert partition in owned, "free, and nobody reads it"
+            reader = group.instances[group.assignees[partition]]
+            assert partition in owned or reader.value.reads_itself, "free, and nobody reads it"
 
     @invariant()
     def a_commit_goes_back_only_behind_a_seek(self) -> None:

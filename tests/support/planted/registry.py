@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 
-from tests.support import deletion_world
+from tests.support import deletion_world, group_simulation
 from tests.support.damage_world import BrokenError, DamageWorld
 from tests.support.metadata_invariants import InvariantError
 from tests.support.metadata_sim_story import Length, tell
@@ -28,6 +28,7 @@ Judge = Callable[[int], str | None]
 """Run a seed; return the name of the check that it breaks, None if it breaks none."""
 
 METADATA, REPLICATION, DELETION, DAMAGE = "metadata", "replication", "deletion", "damage"
+GROUPS = "groups"
 LOST = ("L2", "L3", "L4", "L7", "L10")
 """Something that was seen or acknowledged is not there, on one replica or another."""
 
@@ -90,6 +91,11 @@ def damage_fault(name: str, *caught_by: str, first: int = 0) -> Callable[[Plant]
     return partial(_register, DAMAGE, name, caught_by, _judge_damage, first)
 
 
+def group_fault(name: str, *caught_by: str, first: int = 0) -> Callable[[Plant], Plant]:
+    """Register a fault of the group coordinator's decisions (``group_simulation``)."""
+    return partial(_register, GROUPS, name, caught_by, _judge_groups, first)
+
+
 def _register(
     world: str, name: str, caught_by: tuple[str, ...], judge: Judge, first: int, plant: Plant
 ) -> Plant:
@@ -126,4 +132,21 @@ def _judge_damage(seed: int) -> str | None:
         DamageWorld(seed).tell()
     except BrokenError as error:
         return error.promise
+    return None
+
+
+def _judge_groups(seed: int) -> str | None:
+    try:
+        group_simulation.run(seed)
+    except BaseExceptionGroup as errors:
+        violations, _ = errors.split(group_simulation.GroupViolation)
+        if violations is None:
+            raise
+        first: BaseException = violations
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        assert isinstance(first, group_simulation.GroupViolation)
+        return first.check
+    except group_simulation.GroupViolation as violation:
+        return violation.check
     return None
