@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.coordinator.group_messages import CreateInstance, InstanceCreated
+from broker.coordinator.records import OFFSETS_TOPIC
 from http_api.contract.forwarding import TrustedProxies
 from raft_metadata.common.ids import InstanceId
 from tests.support.http_door import ADVERTISED, V3, V3_URL, Answer, Door, open_door
@@ -117,6 +118,16 @@ async def test_an_answer_through_a_proxy_names_no_broker_by_url(
         assert seen.headers["quorumlog-leader"] == plain.headers["quorumlog-leader"]
     again = await get(proxied, FETCH)
     assert "quorumlog-leader-url" in again.headers, "only the forwarded request is answered so"
+
+
+async def test_an_answer_through_a_proxy_names_no_coordinator_by_url(proxied: Door) -> None:
+    proxied.apis.add_topic(OFFSETS_TOPIC, 12)
+    path = f"{V3}/consumer-groups/pilots/offsets"
+    for headers, is_named in ((SEEN, False), ({}, True)):
+        typed = {"Content-Type": "application/json"} | headers
+        answer = await proxied.call("PATCH", path, b'{"data":[]}', typed)
+        assert answer.status == 204
+        assert ("quorumlog-coordinator-url" in answer.headers) is is_named
 
 
 @pytest.mark.parametrize("proxies", [TrustedProxies(), ELSEWHERE])

@@ -43,7 +43,7 @@ from http_api.server.request_parsing import (
     word,
     wrong_kind,
 )
-from http_api.server.routes.v2.fetch_records import leader_url
+from http_api.server.request_site import broker_url
 from http_api.server.routes.v3.clusters import V3Routes
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName, TopicPartition
 
@@ -61,13 +61,16 @@ _OWNED = '{"topic_name":…,"partitions":[…]}'
 
 
 def coordinator_headers(apis: BrokerApis, group: GroupId) -> dict[str, str]:
-    """Return the header that names the group's coordinator; none while there is none."""
+    """Return the header that names the group's coordinator.
+
+    None while there is no coordinator, or where a proxy forwarded the request.
+    """
     image = apis.image
     topic = image.topic(OFFSETS_TOPIC)
     if topic is None or not topic.partitions:
         return {}
     number = partition_of_group(group, topic.partitions_count)
-    url = leader_url(image, topic.partitions[number].leader)
+    url = broker_url(image, topic.partitions[number].leader)
     return {} if url is None else {shapes.COORDINATOR_URL_HEADER: url}
 
 
