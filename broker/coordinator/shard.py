@@ -347,11 +347,12 @@ class Shard:
             if self._topics is not topics:
                 changed = _changed_names(self._topics, topics)
                 for group in list(state.groups.values()):
-                    if changed is not None and not is_concerned(group, changed):
-                        continue
-                    drop_deleted_topics(state, group, topics)
-                    if group.instances:
-                        retarget(state, group, topics)
+                    if changed is None or is_concerned(group, changed):
+                        drop_deleted_topics(state, group, topics)
+                        if group.instances:
+                            retarget(state, group, topics)
+                    if group.started_with is not None:  # so that no group keeps older topics alive
+                        group.started_with = topics
                 self._topics = topics
             if retention is not None:
                 self._expire_offsets(state, now_ms, topics, retention)
