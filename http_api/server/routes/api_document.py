@@ -19,7 +19,7 @@ import orjson
 
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.media_types import JSON
-from http_api.contract.operations import document_operations as declared
+from http_api.contract.operations import state_operations as declared
 from http_api.contract.operations.document import document
 from http_api.server.answers import reply
 from http_api.server.request_site import base_url
@@ -50,7 +50,7 @@ fetch(new URL("openapi.json", root))
       spec: spec,
       dom_id: "#page",
       deepLinking: true,
-      docExpansion: "none",
+      docExpansion: "list",
       validatorUrl: null,
     });
   });
@@ -108,7 +108,12 @@ class DocumentRoutes:
         router.serve(declared.OPENAPI, self.openapi)
         router.serve(declared.DOCS, self.page)
         router.serve(declared.DOCS_FILE, self.file)
-        found = document(router.operations, self._context.limits, version("quorumlog"))
+        found = document(
+            router.operations,
+            self._context.limits,
+            version("quorumlog"),
+            self._context.apis.cluster_id,
+        )
         self._text = orjson.dumps(found)[:-1]
         if self._folder is None:
             self._list = "\n".join(_sections(found))
