@@ -1,6 +1,6 @@
 """The OpenAPI document of the public listener, made from the declarations of its routes.
 
-The app makes it once, with the limits of its broker, and answers it to ``/openapi.json``; only
+The app makes it once, with the limits of its broker, and serves it as ``/openapi.json``; only
 ``servers`` depends on the request. What all operations share (headers, bodies of errors, examples
 of codes) stands once in ``components``.
 """
