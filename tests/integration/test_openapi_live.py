@@ -19,7 +19,7 @@ from tests.support.live_cluster import LiveCluster, running
 
 ROOT = Path(__file__).resolve().parents[2]
 TRY_BROKERS = "#operations-Brokers-get_brokers"
-CHECKED_EVERY_DAY = 5
+CHECKED_EVERY_DAY = 3
 """Operations whose values are tried out in an everyday run: others at each commit."""
 CHECKER_DEADLINE_S = 900
 

@@ -38,8 +38,8 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--remote-debugging-port=0",
 )
-START_S = 30.0
-WAIT_S = 20.0
+START_S = 60.0
+WAIT_S = 60.0
 POLL_S = 0.05
 MISSING = "no Chromium on this machine: apt-get install chromium"
 
