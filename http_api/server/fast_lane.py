@@ -184,6 +184,8 @@ class FastLane:
         self._limits = context.limits
         self._settings = context.settings
         self._ids = ids
+        self._max_bytes_default = fetches.MAX_BYTES.default_value(context.limits)
+        self._wait_ms_default = fetches.TIMEOUT.default_value(context.limits)
         self.heads: dict[bytes, KnownHead] = {}
         """Head of an earlier request, byte for byte, → its meaning."""
         self._paths: dict[str, ProducePath | None] = {}
@@ -426,8 +428,8 @@ class FastLane:
         if not all(map(_DIGITS.fullmatch, query.values())):
             return None
         offset = int(query.get("offset", -1))
-        max_bytes = int(query.get("max_bytes", fetches.MAX_BYTES.default_value(self._limits)))
-        timeout_ms = int(query.get("timeout", fetches.TIMEOUT.default_value(self._limits)))
+        max_bytes = int(query.get("max_bytes", self._max_bytes_default))
+        timeout_ms = int(query.get("timeout", self._wait_ms_default))
         leader_epoch = int(query.get("leader_epoch", UNKNOWN_EPOCH))
         seen_epoch = int(query.get("seen_epoch", UNKNOWN_EPOCH))
         limits = self._limits

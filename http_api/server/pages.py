@@ -35,29 +35,58 @@ class Page(Generic[T]):
     next_url: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """The page that a query names: how many rows at most, and behind which key."""
+
+    query: Mapping[str, str]
+    url: str
+    size: int | None
+    behind: PageKey | None
+
+    @classmethod
+    def of(cls, query: Mapping[str, str], url: str) -> PageRequest:
+        """Return the page of the list at ``url`` (without a query) that ``query`` names.
+
+        Raises:
+            RestError: 400/40002 for a size out of range, or a token of another list.
+        """
+        size = PAGE_SIZE.read_optional(query)
+        token = PAGE_TOKEN.read(query)
+        return cls(query, url, size, None if token is None else _key_of(token, url))
+
+    def holds(self, key: PageKey) -> bool:
+        """Return True if an item belongs to this page or to one behind it.
+
+        Raises:
+            RestError: 400/40002, the token's key is of another kind than this list's.
+        """
+        if self.behind is None:
+            return True
+        if tuple(map(type, key)) != tuple(map(type, self.behind)):
+            raise bad_parameter(PAGE_TOKEN.name, self.query[PAGE_TOKEN.name], _EXPECTED)
+        return key > self.behind
+
+    def next_url(self, last: PageKey) -> str:
+        """Return the URL of the next page; it has the other parameters of this one."""
+        following = {**self.query, PAGE_TOKEN.name: _token_of(last, self.url)}
+        return f"{self.url}?{urlencode(following)}"
+
+
 def page_of(
     query: Mapping[str, str], url: str, items: Iterable[T], key: Callable[[T], PageKey]
 ) -> Page[T]:
     """Return the page of ``items`` that a query names; all of them if it names no size.
 
-    ``url`` is the list's without a query; the next page's has the other parameters of this one.
-
     Raises:
-        RestError: 400/40002 for a size out of range, or a token of another list.
+        RestError: as `PageRequest.of`.
     """
-    size = PAGE_SIZE.read_optional(query)
-    token = PAGE_TOKEN.read(query)
-    ordered = sorted(items, key=key)
-    if token is not None:
-        behind = _key_of(token, url)
-        if ordered and tuple(map(type, key(ordered[0]))) != tuple(map(type, behind)):
-            raise bad_parameter(PAGE_TOKEN.name, token, _EXPECTED)
-        ordered = [item for item in ordered if key(item) > behind]
-    if size is None or len(ordered) <= size:
+    wanted = PageRequest.of(query, url)
+    ordered = sorted((item for item in items if wanted.holds(key(item))), key=key)
+    if wanted.size is None or len(ordered) <= wanted.size:
         return Page(ordered, None)
-    kept = ordered[:size]
-    following = {**query, PAGE_TOKEN.name: _token_of(key(kept[-1]), url)}
-    return Page(kept, f"{url}?{urlencode(following)}")
+    kept = ordered[: wanted.size]
+    return Page(kept, wanted.next_url(key(kept[-1])))
 
 
 def _token_of(key: PageKey, url: str) -> str:

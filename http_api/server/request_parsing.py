@@ -50,6 +50,9 @@ def _path_integer(raw: str) -> int:
     if number is None:
         text = f"HTTP 404 Not Found: '{excerpt(raw)}' is not a number"
         raise RestError(404, RestCode.NOT_FOUND, text)
+    if number > INT32_MAX:
+        text = f"HTTP 404 Not Found: {raw} is over {INT32_MAX}, the largest number of its kind"
+        raise RestError(404, RestCode.NOT_FOUND, text)
     return number
 
 
@@ -247,7 +250,9 @@ def is_integer(value: object) -> bool:
 
 def flag(fields: dict[str, Any], name: str) -> bool:
     """Return a boolean; absent or null is false."""
-    value = fields.get(name) or False
+    value = fields.get(name)
+    if value is None:
+        return False
     if not isinstance(value, bool):
         raise wrong_kind(name, value, "true or false")
     return value

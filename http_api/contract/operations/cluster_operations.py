@@ -13,10 +13,10 @@ from http_api.contract.operations.declaration import (
     Body,
     Header,
     Operation,
-    no_content,
     reply,
 )
 from http_api.contract.operations.parameters import IntegerParameter, TextParameter
+from http_api.contract.operations.schemas import AnyValue
 from http_api.contract.operations.shared import (
     FROM_CONTROLLER,
     LINKS,
@@ -95,8 +95,9 @@ ACCESS_RULES: Final = (
             CLUSTER + "/acls",
             tag="Access rules",
             summary="Refused: there are no access rules",
-            replies=(no_content("Never answered."),),
+            replies=(),
             parameters=_RULE_PARAMETERS,
+            error_type=JSON,
         )
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
     ),
@@ -105,7 +106,8 @@ ACCESS_RULES: Final = (
         CLUSTER + "/acls:batch",
         tag="Access rules",
         summary="Refused: there are no access rules",
-        replies=(no_content("Never answered."),),
+        replies=(),
+        error_type=JSON,
     ),
 )
 
@@ -225,7 +227,9 @@ IMAGE: Final = tuple(
         CLUSTER + "/metadata/image" + "".join(f"/{{part_{number}}}" for number in range(depth)),
         tag=_METADATA,
         summary="Read the metadata image" + (f" at a path of {depth} segments" if depth else ""),
-        replies=(reply({}, "The value there, with all below it.", headers=(NEXT_OFFSET,)),),
+        replies=(
+            reply(AnyValue({}), "The value there, with all below it.", headers=(NEXT_OFFSET,)),
+        ),
     )
     for depth in range(IMAGE_DEPTH_MAX + 1)
 )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from http_api.contract.errors import MEANINGS, RestCode, status_of
+from http_api.contract.media_types import V2
 from http_api.contract.operations.declaration import Header, Operation, Reply
 from http_api.contract.operations.parameters import (
     ClampedParameter,
@@ -19,7 +20,7 @@ from http_api.contract.operations.parameters import (
     Parameter,
     TextParameter,
 )
-from http_api.contract.operations.schemas import Either, schema_of
+from http_api.contract.operations.schemas import Either, plain, schema_of
 from http_api.contract.operations.shared import RETRY_AFTER, SEGMENTS
 
 JsonObject = dict[str, Any]
@@ -61,8 +62,13 @@ _ERROR: Final = {
 _FAILURE: Final = _ERROR | {"required": ["error_code", "message", "retriable", "outcome"]}
 
 
-def document(operations: Iterable[Operation], limits: object, version: str) -> JsonObject:
-    """Return the document without ``servers``; bounds that ``limits`` names are its values."""
+def document(
+    operations: Iterable[Operation], limits: object, version: str, cluster_id: str
+) -> JsonObject:
+    """Return the document of a cluster, without ``servers``.
+
+    Bounds that declarations name are the values of ``limits``. Paths take this cluster's id only.
+    """
     declared = tuple(operations)
     responses = SharedResponses()
     paths: dict[str, JsonObject] = {}
@@ -82,7 +88,11 @@ def document(operations: Iterable[Operation], limits: object, version: str) -> J
         "paths": paths,
         "components": {
             "schemas": {"Error": _ERROR, "Failure": _FAILURE},
-            "parameters": {REQUEST_ID.name: _parameter(REQUEST_ID, "header", limits)},
+            "parameters": {
+                "cluster_id": _segment("cluster_id")
+                | {"schema": {"type": "string", "enum": [cluster_id]}, "example": cluster_id},
+                REQUEST_ID.name: _parameter(REQUEST_ID, "header", limits),
+            },
             "headers": {one.name: _header(one) for one in (*ANSWER_HEADERS, RETRY_AFTER)},
             "responses": responses.named,
             "examples": {str(int(code)): _error_example(code) for code in MEANINGS},
@@ -111,7 +121,10 @@ class SharedResponses:
 
 
 def _operation(operation: Operation, limits: object, responses: SharedResponses) -> JsonObject:
-    segments = [_segment(name) for name in operation.segments]
+    segments = [
+        {"$ref": "#/components/parameters/cluster_id"} if name == "cluster_id" else _segment(name)
+        for name in operation.segments
+    ]
     query = [_parameter(one, "query", limits) for one in operation.parameters]
     headers = [_parameter(one, "header", limits) for one in operation.headers]
     shared = {"$ref": f"#/components/parameters/{REQUEST_ID.name}"}
@@ -195,7 +208,16 @@ def _responses(operation: Operation, shared: SharedResponses) -> JsonObject:
         own = replies.get(status, [])
         response = _response(operation, status, own, codes.get(status, []))
         found[str(status)] = response if own else shared.refer(status, response)
+    found["431"] = shared.refer(431, _header_too_large())
     return found
+
+
+def _header_too_large() -> JsonObject:
+    """Return the refusal of a head over its limit, which the parser gives before any route."""
+    code = RestCode.HEADER_TOO_LARGE
+    content: dict[str, JsonObject] = {}
+    _add_errors(content, V2, 431, [code])
+    return {"description": f"`{int(code)}`: {MEANINGS[code]}.", "content": content}
 
 
 def _response(
@@ -223,9 +245,9 @@ def _response(
 
 def _content(example: Any) -> JsonObject:
     if isinstance(example, Either):
-        named = {str(number): {"value": one} for number, one in enumerate(example.examples, 1)}
+        named = {str(count): {"value": plain(one)} for count, one in enumerate(example.examples, 1)}
         return {"schema": schema_of(example), "examples": named}
-    return {"schema": schema_of(example), "examples": {"1": {"value": example}}}
+    return {"schema": schema_of(example), "examples": {"1": {"value": plain(example)}}}
 
 
 def _error_types(operation: Operation) -> list[str]:

@@ -21,7 +21,7 @@ from http_api.contract.operations.parameters import (
     TextParameter,
     WordParameter,
 )
-from http_api.contract.operations.schemas import ByName
+from http_api.contract.operations.schemas import AnyValue, ByName
 from http_api.contract.operations.shared import BASE_URL, FROM_LEADER, SEEN_EPOCH, TOPIC, TOPIC_ID
 
 _TAG: Final = "Records"
@@ -112,13 +112,13 @@ READ_TOPIC_ID: Final = TextParameter(
 
 _RECORD: Final = {
     "topic": TOPIC,
-    "key": "alice",
-    "value": {"id": 1},
+    "key": AnyValue("alice"),
+    "value": AnyValue({"id": 1}),
     "partition": 0,
     "offset": 12,
     "timestamp": 1_795_354_422_224,
 }
-_LINE: Final = {"offset": 12, "key": "alice", "value": {"id": 1}}
+_LINE: Final = {"offset": 12, "key": AnyValue("alice"), "value": AnyValue({"id": 1})}
 _HEADERS: Final = (
     Header("Quorumlog-High-Watermark", "The high watermark.", 13, is_constant=True),
     Header("Quorumlog-Log-Start-Offset", "The first offset of the log.", 0, is_constant=True),

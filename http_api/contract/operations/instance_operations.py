@@ -22,6 +22,7 @@ from http_api.contract.operations.parameters import (
     FlagParameter,
     TextParameter,
 )
+from http_api.contract.operations.schemas import AnyValue, nullable
 from http_api.contract.operations.shared import (
     BASE_URL,
     FROM_COORDINATOR,
@@ -225,10 +226,11 @@ RECORDS: Final = Operation(
             "Records, in the instance's format.",
             {
                 V2: [],
-                **{
-                    name: [_EXAMPLE_PLACE | {"key": "YQ==", "value": "MQ==", "offset": 12}]
-                    for name in (V2_JSON, V2_BINARY)
-                },
+                V2_JSON: [
+                    _EXAMPLE_PLACE
+                    | {"key": AnyValue("alice"), "value": AnyValue({"id": 1}), "offset": 12}
+                ],
+                V2_BINARY: [_EXAMPLE_PLACE | {"key": "YQ==", "value": "MQ==", "offset": 12}],
             },
             headers=(
                 Header(shapes.READ_TOKEN_HEADER, "Token of this answer.", "7-1", is_constant=True),
@@ -291,8 +293,10 @@ SEEK: Final = _call(
     "Set the next offsets to read, by offset or by time",
     body=Body(
         fields={
-            "offsets": _rows({"offset": _OFFSET, "leader_epoch": _EPOCH}, "offset"),
-            "timestamps": _rows({"timestamp": {"type": ["string", "integer"]}}, "timestamp"),
+            "offsets": nullable(_rows({"offset": _OFFSET, "leader_epoch": _EPOCH}, "offset")),
+            "timestamps": nullable(
+                _rows({"timestamp": {"type": ["string", "integer"]}}, "timestamp")
+            ),
         },
         example={"offsets": [_EXAMPLE_PLACE | {"offset": 12}]},
         media_types=(V2,),

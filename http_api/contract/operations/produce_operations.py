@@ -19,7 +19,7 @@ from http_api.contract.operations.parameters import (
     IntegerParameter,
     WordParameter,
 )
-from http_api.contract.operations.schemas import nullable
+from http_api.contract.operations.schemas import Either, nullable
 from http_api.contract.operations.shared import CLUSTER_ID, TOPIC
 
 _TAG: Final = "Records"
@@ -210,8 +210,13 @@ STREAM: Final = Operation(
     body=Body(fields=_V3_FIELDS, example=_V3_RECORD, is_stream=True),
     replies=(
         reply(
-            {"error_code": 200, **_RECEIPT},
-            "Receipts, each on a line: a document of its own for each record.",
+            Either(
+                {"error_code": 200, **_RECEIPT},
+                {"error_code": 400, "message": 'Bad Request: data="x" is not a base64 string.'},
+                {"error_code": 200, "records": 1_000, "failed": 0},
+            ),
+            "Receipts, each on a line: a document of its own for each record; with "
+            "`receipts=errors` the counts in the last line.",
         ),
     ),
     errors=(*_WRITING, RestCode.PAYLOAD),

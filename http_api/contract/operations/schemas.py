@@ -31,6 +31,7 @@ NULLABLE: Final = frozenset(
         "last_known_leader",
         "leader",
         "leader_end_offset",
+        "leader_epoch",
         "leader_id",
         "log_directory_error",
         "log_end_index",
@@ -46,6 +47,9 @@ NULLABLE: Final = frozenset(
         "rack",
         "shutdown_blocked_by",
         "state",
+        "timestamp",
+        "topic",
+        "topic_id",
         "total_lag",
         "url",
         "value",
@@ -72,15 +76,35 @@ class Either:
         self.examples = examples
 
 
+class AnyValue:
+    """Example of a place that holds any JSON."""
+
+    def __init__(self, example: Any) -> None:
+        self.example = example
+
+
+def plain(example: Any) -> Any:
+    """Return an example as JSON, without the marks of its schema."""
+    match example:
+        case AnyValue(example=inner):
+            return plain(inner)
+        case list():
+            return [plain(each) for each in example]
+        case dict():
+            return {name: plain(value) for name, value in example.items()}
+        case _:
+            return example
+
+
 def schema_of(example: Any, name: str = "") -> dict[str, Any]:
     """Return the schema of values like ``example``, which is the field ``name`` of an object.
 
     Fields that an object has besides those of the example are allowed: answers may grow.
     """
-    if example is None:
+    if example is None or isinstance(example, AnyValue):
         return {}
     found = _schema_of_value(example)
-    if name in NULLABLE:
+    if name in NULLABLE and "type" in found:
         return found | {"type": [found["type"], "null"]}
     return found
 

@@ -44,14 +44,18 @@ _ASSIGNMENTS = {
     "additionalProperties": False,
 }
 
+LIST_OPERATIONS: Final = FlagParameter(
+    "includeAuthorizedOperations", description=_WITHOUT_RULES, example=False
+)
+DESCRIBE_OPERATIONS: Final = FlagParameter(
+    "include_authorized_operations", description=_WITHOUT_RULES, example=False
+)
 LIST: Final = listing(
     _TOPICS,
     _TAG,
     "List the topics",
     _EXAMPLE,
-    parameters=(
-        FlagParameter("includeAuthorizedOperations", description=_WITHOUT_RULES, example=False),
-    ),
+    parameters=(LIST_OPERATIONS,),
     description="Internal topics are marked with `is_internal`.",
 )
 DESCRIBE: Final = resource(
@@ -59,9 +63,7 @@ DESCRIBE: Final = resource(
     _TAG,
     "Describe a topic",
     _EXAMPLE,
-    parameters=(
-        FlagParameter("include_authorized_operations", description=_WITHOUT_RULES, example=False),
-    ),
+    parameters=(DESCRIBE_OPERATIONS,),
     errors=_UNKNOWN,
 )
 CREATE: Final = Operation(

@@ -1,9 +1,9 @@
 """``/openapi.json`` and ``/docs``: the declarations of all routes, for programs and for people.
 
-The document is made once, when the app is built, after all other routes are in the router. The page
-is Swagger UI where the package `swagger-ui-bundle-v2` is installed (the extra ``docs``): its files
-are served from there, and no script is inline, so the page works without a network and under a
-strict Content-Security-Policy. Without the package the page is a plain list made from the document.
+The document is made once, for the first request, of all routes that the router serves. The page is
+Swagger UI where the package `swagger-ui-bundle-v2` is installed (the extra ``docs``): its files are
+served from there, and no script is inline, so the page works without a network and under a strict
+Content-Security-Policy. Without the package the page is a plain list made from the document.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import orjson
 
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.media_types import JSON
-from http_api.contract.operations import document_operations as declared
+from http_api.contract.operations import state_operations as declared
 from http_api.contract.operations.document import document
 from http_api.server.answers import reply
 from http_api.server.request_site import base_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from aiohttp import web
 
+    from http_api.contract.operations.declaration import Operation
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
 
@@ -50,7 +51,7 @@ fetch(new URL("openapi.json", root))
       spec: spec,
       dom_id: "#page",
       deepLinking: true,
-      docExpansion: "none",
+      docExpansion: "list",
       validatorUrl: null,
     });
   });
@@ -97,26 +98,39 @@ class DocumentRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
+        self._operations: Sequence[Operation] = ()
+        self._document: dict[str, Any] | None = None
+        """The document without its servers; None until the first request."""
         self._text = b""
         """The document as JSON, without the brace at its end."""
-        self._list = ""
-        """Sections of the plain list; empty where Swagger UI is installed."""
         self._folder = swagger_folder()
 
     def add_to(self, router: PathRouter) -> None:
-        """Add the paths; the document describes what the router has then, so these are the last."""
+        """Add the paths; the document describes all that the router serves, later ones too."""
         router.serve(declared.OPENAPI, self.openapi)
         router.serve(declared.DOCS, self.page)
         router.serve(declared.DOCS_FILE, self.file)
-        found = document(router.operations, self._context.limits, version("quorumlog"))
-        self._text = orjson.dumps(found)[:-1]
-        if self._folder is None:
-            self._list = "\n".join(_sections(found))
+        self._operations = router.operations
 
     async def openapi(self, request: web.Request) -> web.Response:
         """Answer the document."""
+        await self._made()
         servers = orjson.dumps([{"url": base_url(self._context)}])
         return reply(b'%b,"servers":%b}' % (self._text, servers), JSON)
+
+    async def _made(self) -> dict[str, Any]:
+        """Return the document; made beside the loop, which it would hold for 25 ms."""
+        if self._document is None:
+            context = self._context
+            made = await asyncio.to_thread(
+                document,
+                self._operations,
+                context.limits,
+                version("quorumlog"),
+                context.apis.cluster_id,
+            )
+            self._document, self._text = made, orjson.dumps(made)[:-1]
+        return self._document
 
     async def page(self, request: web.Request) -> web.Response:
         """Answer the page: Swagger UI, or a plain list where it is not installed."""
@@ -124,7 +138,8 @@ class DocumentRoutes:
         if self._folder is not None:
             text = _SWAGGER_PAGE.format(root=root)
         else:
-            text = _LIST_PAGE.format(root=root, sections=self._list)
+            sections = "\n".join(_sections(await self._made()))
+            text = _LIST_PAGE.format(root=root, sections=sections)
         headers = {declared.CSP.name: str(declared.CSP.example)}
         return reply(text.encode(), declared.HTML, headers=headers)
 

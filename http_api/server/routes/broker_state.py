@@ -78,14 +78,16 @@ class StateRoutes:
             raise bad_parameter(declared.STATE_TOPIC.name, None, "the topic of this partition")
         limit = declared.STATE_LIMIT.read(query)
         wanted = None if topic is None else (topic, partition)
+        start, end = (
+            declared.CHAIN_FROM.read_optional(query),
+            declared.CHAIN_TO.read_optional(query),
+        )
         after = _place(declared.STATE_AFTER.read(query))
         rows, last = await self._white_box.replicas(wanted, after, limit)
         if declared.CHAIN.read(query):
             if topic is None or partition is None:
                 expected = "one topic and partition, with chain=true"
                 raise bad_parameter(declared.STATE_PARTITION.name, None, expected)
-            start = declared.CHAIN_FROM.read_optional(query)
-            end = declared.CHAIN_TO.read_optional(query)
             rows[0]["chain"] = await self._white_box.chain(topic, partition, start, end)
         body = self._white_box.broker()
         body["partitions"] = rows

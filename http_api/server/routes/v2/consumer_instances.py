@@ -239,6 +239,7 @@ class ConsumerRoutes:
         self, request: web.Request, group: GroupId, instance: InstanceId
     ) -> list[JsonObject] | None:
         """Commit these offsets, or everything delivered if the body is empty or ``{}``."""
+        declared.ASYNC.read(request.query)
         fields = await bodies.read_object(
             request, self._limits.max_body_bytes, bodies.OFFSETS, empty_needs_no_type=True
         )

@@ -99,6 +99,7 @@ class ProduceRoutes:
             raise unsupported_media_type(content_type, V2_JSON)
         check_accept(request, V2_REPLIES)
         acks, timeout_ms = acks_and_timeout(request, self._limits)
+        declared.ASYNC.read(request.query)
         claim = claim_of(request.headers)
         stored_as = STORED_FORMATS.get(embedded)
         if stored_as is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import itertools
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from http_api.contract.operations.declaration import fields_of
 from http_api.contract.resources import ConfigInfo
 from http_api.server.answers import reply
 from http_api.server.image_lookup import NOT_HOSTED, live_brokers, topic_or_404
-from http_api.server.pages import page_of
+from http_api.server.pages import PageRequest
 from http_api.server.request_parsing import (
     broker_id,
     check_fields,
@@ -121,17 +120,27 @@ class ConfigRoutes(V3Routes):
         else:
             path = ("topics" if kind is ResourceType.TOPIC else "brokers", ALL, "configs")
             targets = self._all_targets(kind)
-        places = [(target, row) for target in targets for row in target.rows]
-        page = page_of(request.query, self._links.url(*path), places, _place_key)
-        data = []
-        for target, rows_of_target in itertools.groupby(page.items, key=lambda place: place[0]):
-            layers = await self._layers(target)
-            data += [
-                shapes.config(self._links, target.owner, _info(layers, target, row))
-                for _, row in rows_of_target
-            ]
+        wanted = PageRequest.of(request.query, self._links.url(*path))
+        data: list[JsonObject] = []
+        next_url, last = None, None
+        for target in targets:
             await asyncio.sleep(0)  # there may be thousands
-        return self._links.collection(_KINDS[kind], data, *path, next_url=page.next_url)
+            rows_left = [row for row in target.rows if wanted.holds(_place_key(target, row))]
+            if not rows_left:
+                continue
+            room = len(rows_left) if wanted.size is None else wanted.size - len(data)
+            kept = sorted(rows_left, key=lambda row: row.name)[:room]
+            if kept:
+                layers = await self._layers(target)
+                data += [
+                    shapes.config(self._links, target.owner, _info(layers, target, row))
+                    for row in kept
+                ]
+                last = _place_key(target, kept[-1])
+            if len(kept) < len(rows_left) and last is not None:
+                next_url = wanted.next_url(last)
+                break
+        return self._links.collection(_KINDS[kind], data, *path, next_url=next_url)
 
     async def describe(self, kind: ResourceType, request: web.Request, *path: str) -> JsonObject:
         """Answer one config."""
@@ -303,8 +312,7 @@ def _change(target: Target, name: str, value: str | None) -> ConfigChange:
     )
 
 
-def _place_key(place: tuple[Target, ConfigRow]) -> PageKey:
+def _place_key(target: Target, row: ConfigRow) -> PageKey:
     """Return the order of configs in lists: by topic name or broker id, then by name."""
-    target, row = place
     owner = int(target.name) if target.type is ResourceType.BROKER else target.name
     return owner, row.name

@@ -205,10 +205,13 @@ class ConsumerGroupRoutes(V3Routes):
         self, request: web.Request, group: str, topic: str = "", partition: str = ""
     ) -> web.Response:
         """Delete offsets of a partition, of a topic, or of the whole group."""
+        number = partition_id(partition) if partition else None
+        if number is not None and number < 0:
+            raise RestError(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
         wanted = DeleteOffsets(
             group=_group_id(group),
             topic=topic_name(topic) if topic else None,
-            partition=partition_id(partition) if partition else None,
+            partition=number,
         )
         return await self._remove(wanted)
 

@@ -53,6 +53,7 @@ class TopicRoutes(V3Routes):
 
     async def list_topics(self, request: web.Request) -> v3.JsonObject:
         """Answer all topics, internal ones marked."""
+        declared.LIST_OPERATIONS.read(request.query)
         image = self._apis.image
         return self._page(
             request,
@@ -65,6 +66,7 @@ class TopicRoutes(V3Routes):
 
     async def describe(self, request: web.Request, topic: str) -> v3.JsonObject:
         """Answer one topic."""
+        declared.DESCRIBE_OPERATIONS.read(request.query)
         found = await topic_or_404(
             self._apis, topic_name(topic), RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED
         )
