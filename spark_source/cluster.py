@@ -144,8 +144,8 @@ class Cluster:
             self._timestamp_types[name, topic_id] = known
         return known
 
-    def learn_leaders(self, name: str) -> int:
-        """Learn the leader of each partition, for direct writes; return the number of partitions.
+    def learn_leaders(self, name: str) -> list[bool]:
+        """Learn the leader of each partition, for direct writes; return which partitions have one.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -159,7 +159,7 @@ class Cluster:
         for one in found:
             if one.leader in urls:
                 self.client.routes.learn_leader(name, one.partition, urls[one.leader])
-        return len(found)
+        return [one.leader is not None for one in found]
 
     def _not_served(self, error: Exception) -> NotServedError:
         return NotServedError(f"{error} (asked for {self._retry_s:g} s, option retryTimeoutMs)")

@@ -13,13 +13,13 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
-from zlib import crc32
 
 import msgspec
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raft_metadata.common.record_placement import partition_for_key, partition_of
 from spark_source.errors import RejectedError
 from spark_source.options import TextFormat
 
@@ -137,21 +137,21 @@ def _places(
     if (views is None or views.null_count == len(views)) and named is None:
         return placement.unkeyed(topic)
     count, run = placement.partitions(topic), None
+
+    def next_keyless() -> int:
+        nonlocal run
+        run = placement.unkeyed(topic) if run is None else run
+        return run
+
     if views is not None and named is None and not views.null_count:
-        return [crc32(view) % count for view in views.to_pylist()]
+        return [partition_for_key(view, count) for view in views.to_pylist()]
     rows = len(named) if named is not None else len(views or ())
     named_partitions = [None] * rows if named is None else named.to_pylist()
     keys = [None] * rows if views is None else views.to_pylist()
-    places = []
-    for partition, view in zip(named_partitions, keys, strict=True):
-        if partition is not None:
-            places.append(partition)
-        elif view is not None:
-            places.append(crc32(view) % count)
-        else:
-            run = placement.unkeyed(topic) if run is None else run
-            places.append(run)
-    return places
+    return [
+        partition_of(partition, view, count, next_keyless)
+        for partition, view in zip(named_partitions, keys, strict=True)
+    ]
 
 
 def _key_views(column: pa.Array, texts: pa.Array, form: TextFormat) -> pa.Array:

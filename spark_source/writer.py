@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, IntegerType, StringType
 from typing_extensions import override
 
+from raft_metadata.common.record_placement import KeylessRotation, keyless_candidates
 from spark_source.cluster import UnknownTopicError, cached_cluster
 from spark_source.encoding import encode
 from spark_source.errors import SchemaError
@@ -88,29 +89,28 @@ def _is_fit(name: str, kind: DataType) -> bool:
 class Topics:
     """The topics of a task, each looked up once; implements `encoding.Placement`."""
 
-    def __init__(self, cluster: Cluster, start: Callable[[int], int] = secrets.randbelow) -> None:
+    def __init__(self, cluster: Cluster, start: Callable[[int], int] = secrets.randbits) -> None:
         self._cluster = cluster
         self._start = start
-        self._counts: dict[str, int] = {}
-        self._next: dict[str, int] = {}
+        self._leaders: dict[str, list[bool]] = {}
+        """By topic, True for each partition that had a leader when the topic was looked up."""
+        self._rotations: dict[str, KeylessRotation] = {}
 
     def partitions(self, topic: str) -> int:
         """Return the number of partitions; 0 while the topic does not exist (writes create it)."""
-        count = self._counts.get(topic)
-        if count is None:
+        if topic not in self._leaders:
             try:
-                count = self._counts[topic] = self._cluster.learn_leaders(topic)
+                self._leaders[topic] = self._cluster.learn_leaders(topic)
             except UnknownTopicError:
                 return 0
-        return count
+        return len(self._leaders[topic])
 
     def unkeyed(self, topic: str) -> int:
-        """Return the next partition in turn, starting at a random one, as brokers do it."""
-        count = self.partitions(topic)
-        at = self._next.get(topic)
-        at = self._start(count) if at is None else (at + 1) % count
-        self._next[topic] = at
-        return at
+        """Return the next partition in turn that has a leader, starting at a random one."""
+        rotation = self._rotations.get(topic)
+        if rotation is None:
+            rotation = self._rotations[topic] = KeylessRotation(self._start(32))
+        return rotation.next_of(keyless_candidates(self._leaders[topic]))
 
 
 class _Writer:

@@ -35,7 +35,7 @@ MOVES_TOLD_MAX = 32
 """Most moved positions that one answer names; one more read tells the next ones."""
 SCHEMA_FORMATS = frozenset({"avro", "jsonschema", "protobuf"})
 """Formats that are accepted when an instance is created and refused when it reads."""
-FORMATS = frozenset({"binary", "json"}) | SCHEMA_FORMATS
+FORMATS = frozenset({"binary", "json", "text"}) | SCHEMA_FORMATS
 
 
 class OffsetReset(Enum):
@@ -61,6 +61,8 @@ class ConsumerSettings:
     request_timeout_ms: int = 1_000
     """Longest wait of a read without its own time-out."""
     session_timeout_ms: int = 300_000
+    max_poll_records: int | None = None
+    """Most records of one read; None sets no limit."""
     rack: str | None = None
     """The rack of the client: partitions with a replica there are preferred in its assignment."""
     static_id: str | None = None

@@ -73,6 +73,8 @@ USE_HEARTBEATS = (
 SESSION_TIMEOUT_MS = (1_000, 3_600_000)
 """Least and greatest session timeout of an instance."""
 REQUEST_TIMEOUT_MS_MAX = 60_000
+MAX_POLL_RECORDS = (1, 100_000)
+"""Least and greatest number of records to which an instance limits its reads."""
 FETCH_MIN_BYTES_MAX = 10_000_000
 AUTO_COMMIT_INTERVAL_MS_MAX = 86_400_000
 CLIENT_ID_CHARS_MAX = 249
@@ -206,6 +208,8 @@ def check_settings(settings: ConsumerSettings) -> None:
             settings.auto_commit_interval_ms, 1, AUTO_COMMIT_INTERVAL_MS_MAX,
         ),
     }  # fmt: skip
+    if settings.max_poll_records is not None:
+        ranges["max.poll.records"] = (settings.max_poll_records, *MAX_POLL_RECORDS)
     for name, (value, lowest, highest) in ranges.items():
         if not lowest <= value <= highest:
             text = f"Invalid {name} {value}: expected {lowest} to {highest}"

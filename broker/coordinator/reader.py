@@ -40,7 +40,7 @@ from broker.coordinator.shard import Shard
 from broker.log.leader_epoch_cache import NO_EPOCH
 from broker.log.read_positions import LogTruncatedError
 from broker.record.batch import BatchSlice, RecordFormat
-from broker.record.render import render_v2, skip_lines
+from broker.record.render import first_records, render_v2, skip_lines
 from broker.record.values import RecordNotJsonError
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import TopicId, TopicName, TopicPartition
@@ -127,6 +127,10 @@ FORMAT_MISMATCH = (
 """Text of Confluent's REST proxy."""
 
 
+_DOORS = {"json": RecordFormat.JSON, "text": RecordFormat.STRING}
+"""Format of an instance → format in which its records are rendered; of all others BINARY."""
+
+
 @dataclass(slots=True, eq=False)
 class Part:
     """Records of one partition in an answer, from the position held when they were fetched."""
@@ -155,7 +159,7 @@ def door_of(name: str, accepted: frozenset[str] | None) -> RecordFormat:
     if name in SCHEMA_FORMATS:
         text = f"the consumer's format is {name}: schemas are not supported"
         raise KafkaError(ErrorCode.SCHEMAS_NOT_SUPPORTED, text)
-    return RecordFormat.JSON if name == "json" else RecordFormat.BINARY
+    return _DOORS.get(name, RecordFormat.BINARY)
 
 
 def render(part: Part, result: Fetched, door: RecordFormat, *, first: bool) -> bool:
@@ -192,6 +196,14 @@ def render(part: Part, result: Fetched, door: RecordFormat, *, first: bool) -> b
     part.body = b",".join(pieces)
     part.spans = joined((), spans)
     return part.count > 0
+
+
+def at_most(result: Fetched, records: int | None) -> Fetched:
+    """Return the first records of a result; None: all of them."""
+    if records is None:
+        return result
+    slices, end = first_records(result.slices, records)
+    return result if end is None else Fetched(slices, end)
 
 
 def _rendered(partition: TopicPartition, piece: BatchSlice, door: RecordFormat) -> bytes:
@@ -480,7 +492,7 @@ class _Read:
                 size = sum(part.size for part in parts)
                 least = self._settings.fetch_min_bytes
                 enough = (size >= max(least, 1) and least >= 0) or size >= self._max_bytes
-                if enough or not self._remaining_ms:
+                if enough or self._records_left(parts) == 0 or not self._remaining_ms:
                     answer = await self._deliver(parts)
                     if answer is not None:
                         return answer
@@ -546,7 +558,7 @@ class _Read:
         at, width = 0, WAVE
         while at < len(places):
             room = self._max_bytes - sum(part.size for part in parts)
-            if room <= 0 or bytes_of(parts) >= ANSWER_BYTES_MAX:
+            if room <= 0 or self._is_full(parts):
                 break
             if self._reader.now_ms() > patient_until_ms and (parts or not self._remaining_ms):
                 self.session.rotation += at
@@ -557,14 +569,22 @@ class _Read:
                 *(self._fetch(partition, position, share) for partition, position in wave)
             )
             for (partition, position), (begin, result) in zip(wave, found, strict=True):
-                full = bytes_of(parts) >= ANSWER_BYTES_MAX
-                if result is not None and result.slices and not full:
+                if result is not None and result.slices and not self._is_full(parts):
                     part = Part(partition, position, begin)
-                    if render(part, result, self._door, first=not parts):
+                    shown = at_most(result, self._records_left(parts))
+                    if render(part, shown, self._door, first=not parts):
                         parts.append(part)
             at += len(wave)
             width = width if parts else min(2 * width, WATCHED_MAX)
         return parts
+
+    def _records_left(self, parts: list[Part]) -> int | None:
+        """Return how many records the answer may still take; None: any number."""
+        limit = self._settings.max_poll_records
+        return None if limit is None else max(0, limit - sum(part.count for part in parts))
+
+    def _is_full(self, parts: list[Part]) -> bool:
+        return bytes_of(parts) >= ANSWER_BYTES_MAX or self._records_left(parts) == 0
 
     async def _fetch(
         self, partition: TopicPartition, position: ReadPosition, max_bytes: int

@@ -25,6 +25,7 @@ from broker.record.batch import (
 )
 from broker.record.values import (
     NULL,
+    SHOWN_BYTES_MAX,
     UnprocessableRecordsError,
     bytes_view,
     check_binary,
@@ -229,14 +230,19 @@ def check_formats(
     """Check keys and values that must be strings, and convert base64 to its one stored form.
 
     Raises:
-        KafkaError: INVALID_REQUEST, naming the data.
+        KafkaError: INVALID_REQUEST, naming the data that is not base64.
+        UnprocessableRecordsError: a key or value is neither a string nor null, naming its place.
     """
-    if key_format is not RecordFormat.JSON:
+    if key_format is RecordFormat.BINARY:
         for record in records:
-            record.key = _checked(record.key, key_format)
-    if value_format is not RecordFormat.JSON:
+            record.key = _checked_binary(record.key)
+    elif key_format is RecordFormat.STRING:
+        _check_strings([record.key for record in records], "key")
+    if value_format is RecordFormat.BINARY:
         for record in records:
-            record.value = _checked(record.value, value_format)
+            record.value = _checked_binary(record.value)
+    elif value_format is RecordFormat.STRING:
+        _check_strings([record.value for record in records], "value")
 
 
 def key_view(record: ProduceRecord, key_format: RecordFormat) -> bytes | None:
@@ -363,13 +369,20 @@ def _times(records: Sequence[ProduceRecord], append_timestamp: int) -> tuple[int
     return min(times), max(times)
 
 
-def _checked(text: msgspec.Raw, record_format: RecordFormat) -> msgspec.Raw:
+def _checked_binary(text: msgspec.Raw) -> msgspec.Raw:
     raw = bytes(text)
-    if record_format is RecordFormat.BINARY:
-        checked = check_binary(raw)
-        return text if checked is raw else make_raw(checked)
-    bytes_view(raw, record_format)
-    return text
+    checked = check_binary(raw)
+    return text if checked is raw else make_raw(checked)
+
+
+def _check_strings(texts: Sequence[msgspec.Raw], half: str) -> None:
+    """Refuse a text that is neither a JSON string nor null; the decoder has checked its inside."""
+    for index, text in enumerate(texts):
+        raw = bytes(text)
+        if raw[:1] != b'"' and raw != NULL:
+            shown = raw[:SHOWN_BYTES_MAX].decode(errors="replace")
+            msg = f"expected a JSON string or null, got {shown} - at `$.records[{index}].{half}`"
+            raise UnprocessableRecordsError(msg)
 
 
 def _check_rare_fields(records: Sequence[ProduceRecord]) -> None:

@@ -151,6 +151,28 @@ def _first_lines(piece: BatchSlice, end: int) -> BatchSlice:
     return piece._replace(lines=lines[:size], next_offset=end, count=count)
 
 
+def first_records(slices: Sequence[BatchSlice], count: int) -> tuple[list[BatchSlice], int | None]:
+    """Return the first ``count`` records, and the offset of the next one; None: all are returned.
+
+    ``count`` is at least 1.
+    """
+    taken: list[BatchSlice] = []
+    for at, piece in enumerate(slices):
+        if piece.count >= count:
+            lines = bytes(piece.lines)
+            size = len(lines) - len(lines.split(b"\n", count)[-1])
+            rest = [lines[size:], *(each.lines for each in slices[at + 1 :])]
+            following = next((bytes(each) for each in rest if each), None)
+            if following is None:
+                return [*taken, piece], None
+            end = offset_of_line(following, 0)
+            taken.append(piece._replace(lines=lines[:size], next_offset=end, count=count))
+            return taken, end
+        taken.append(piece)
+        count -= piece.count
+    return taken, None
+
+
 def offset_of_line(lines: bytes, at: int) -> int:
     """Return the offset in the stored line at this position."""
     return int(lines[at + _OFFSET_AT : lines.index(b",", at)])
@@ -167,11 +189,12 @@ def render_v2(
     """Return records in the v2 shape, separated by commas and without brackets.
 
     ``{"topic":T,"key":…,"value":…,"partition":P,"offset":N,"timestamp"?,"headers"?}``; ``door``,
-    the format of the response, is JSON or BINARY (base64). Keys and values are converted only if
-    the stored format differs.
+    the format of the response, is JSON, BINARY (base64) or STRING. Keys and values are converted
+    only if the stored format differs.
 
     Raises:
-        RecordNotJsonError: in the json format, bytes that are not JSON.
+        RecordNotJsonError: in the json format, bytes that are not JSON; in the text format, bytes
+            that are not UTF-8.
     """
     header = piece.header
     if header.key_format is door and header.value_format is door:
@@ -207,11 +230,16 @@ def _render_converted(
 def convert(text: bytes, stored: RecordFormat, door: RecordFormat, offset: int, what: str) -> bytes:
     """Return a stored key or value (``what``) as JSON text in the response's format ``door``.
 
+    JSON is a string in the format STRING: its text, in which a string keeps its quotes.
+
     Raises:
-        RecordNotJsonError: bytes that are not JSON, in the json format.
+        RecordNotJsonError: bytes that are not JSON, in the json format; that are not UTF-8, in the
+            text format.
     """
     if text == NULL or stored is door:
         return text
+    if door is RecordFormat.STRING:
+        return _as_string(text, stored, offset, what)
     if door is RecordFormat.BINARY:
         view = bytes_view(text, stored)
         return NULL if view is None else encode_base64(view)
@@ -221,6 +249,14 @@ def convert(text: bytes, stored: RecordFormat, door: RecordFormat, offset: int, 
     if not is_json(view):
         raise RecordNotJsonError(offset, what)
     return view.strip()
+
+
+def _as_string(text: bytes, stored: RecordFormat, offset: int, what: str) -> bytes:
+    view = text if stored is RecordFormat.JSON else decode_base64(text)
+    try:
+        return orjson.dumps(view.decode())
+    except UnicodeDecodeError:
+        raise RecordNotJsonError(offset, what, "text") from None
 
 
 Line = tuple[bytes, bytes | None, bytes | None, bytes, bytes]

@@ -1,4 +1,4 @@
-"""The meaning of one key or value: its bytes view, its partition, its base64.
+"""The meaning of one key or value: its bytes view, its base64.
 
 A stored key or value is JSON text. The *bytes view* (interfaces, section 3) is the data that the
 client meant by it, the same in every format: partitioning and conversion use it.
@@ -7,7 +7,6 @@ client meant by it, the same in every format: partitioning and conversion use it
 from __future__ import annotations
 
 import binascii
-import zlib
 
 import orjson
 
@@ -16,7 +15,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 
 NULL = b"null"
 _QUOTE = 0x22
-_SHOWN_BYTES_MAX = 100
+SHOWN_BYTES_MAX = 100
 """Bytes of a refused value that an error message repeats."""
 
 
@@ -28,12 +27,15 @@ class UnprocessableRecordsError(KafkaError):
 
 
 class RecordNotJsonError(KafkaError):
-    """A stored record that can't be returned in the requested format (42203 over HTTP)."""
+    """A stored record that can't be returned in the requested format (42203 over HTTP).
 
-    def __init__(self, offset: int, what: str) -> None:
+    Its bytes are not JSON, or, in the format text, not UTF-8.
+    """
+
+    def __init__(self, offset: int, what: str, form: str = "json") -> None:
         super().__init__(
             ErrorCode.INVALID_REQUEST,
-            f"{what} deserialization error for format json at offset {offset}",
+            f"{what} deserialization error for format {form} at offset {offset}",
         )
         self.offset = offset
 
@@ -55,14 +57,6 @@ def bytes_view(text: bytes, record_format: RecordFormat) -> bytes | None:
     return _string_of(text).encode()
 
 
-def partition_for_key(key: bytes, partitions: int) -> int:
-    """Return the partition of a keyed record: crc32 (IEEE, as zlib) of the bytes view, modulo.
-
-    The same for every format, the SDK and Spark. Vectors: see tests/unit/test_record_values.py.
-    """
-    return zlib.crc32(key) % partitions
-
-
 def decode_base64(text: bytes) -> bytes:
     """Return the bytes of a JSON string that holds strict base64 (RFC 4648, padded, one line).
 
@@ -80,8 +74,8 @@ def decode_base64(text: bytes) -> bytes:
         shown = inner.decode(errors="replace")
     else:
         shown = text.decode(errors="replace")
-    if len(shown) > _SHOWN_BYTES_MAX:
-        shown = shown[:_SHOWN_BYTES_MAX] + "…"
+    if len(shown) > SHOWN_BYTES_MAX:
+        shown = shown[:SHOWN_BYTES_MAX] + "…"
     raise KafkaError(
         ErrorCode.INVALID_REQUEST, f"Bad Request: data={shown} is not a base64 string."
     )
@@ -120,6 +114,6 @@ def _string_of(text: bytes) -> str:
     if not isinstance(value, str):
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"expected a JSON string, got {text[:_SHOWN_BYTES_MAX].decode(errors='replace')}",
+            f"expected a JSON string, got {text[:SHOWN_BYTES_MAX].decode(errors='replace')}",
         )
     return value

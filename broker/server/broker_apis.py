@@ -13,7 +13,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from broker.record.lines import key_view
-from broker.record.values import partition_for_key
 from broker.server.admin import AdminRequests, RecordDeletion
 from broker.server.coordinator_ports import BrokerDataReader
 from broker.server.direct_requests import DirectRequests
@@ -30,6 +29,7 @@ from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.metadata_requests import MetadataRequests
 from broker.server.produce import (
     REFUSED_WHOLE,
+    KeylessPlacement,
     ProduceRouting,
     check_claimed,
     refusals,
@@ -56,6 +56,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from raft_metadata.common.record_placement import partition_of
 from raft_metadata.image.metadata_image import broker_layers
 from raft_metadata.records.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from broker.server.lifecycle import Lifecycle
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.clock import Clock
+    from raft_metadata.common.record_placement import Partitioner
     from raft_metadata.image.metadata_image import (
         MetadataImage,
         TopicImage,
@@ -85,7 +87,7 @@ if TYPE_CHECKING:
 class RoutedBrokerApis:
     """Implementation of `broker.server.requests.BrokerApis`, on the broker's loop.
 
-    Owned by the `BrokerServer`. Stateless but for the rotation of keyless requests over partitions,
+    Owned by the `BrokerServer`. Stateless but for the rotation of keyless records over partitions,
     and the forwards under way.
     """
 
@@ -124,13 +126,15 @@ class RoutedBrokerApis:
             lambda image: self._drains.stuck(image, clock.monotonic_ms()),
         )
         self.router = LeaderRouter(loader, peers, clock)
-        self._rotation = int.from_bytes(random_bytes(4), "little")
+        self._keyless = KeylessPlacement(random_bytes)
         self._producer_ids = ProducerIds(config.broker_id, lifecycle, controllers)
         self.forwarded = ForwardedProduces(
             config.broker_id, lambda: self.image, local, self._producer_ids,
             self.router, peers, clock,
         )  # fmt: skip
-        self.direct = DirectRequests(config, local, loader, self._configs, self.forwarded)
+        self.direct = DirectRequests(
+            config, local, loader, self._configs, self.forwarded, self._keyless
+        )
         self._produces = ProduceRouting(config.broker_id, local, self.router, self.forwarded, clock)
         self._reads = ReadRouting(
             config, local, self._existing, self.router, follower_reads, clock,
@@ -233,6 +237,9 @@ class RoutedBrokerApis:
     async def topic_for_produce(self, topic: TopicName, timeout_ms: int) -> TopicImage:
         return await self._topics.for_produce(topic, self._produce_deadline_ms(timeout_ms))
 
+    def next_keyless(self, topic: TopicImage, partitioner: Partitioner) -> Callable[[], int]:
+        return self._keyless.for_request(topic, partitioner)
+
     def record_time_ms(self, topic: TopicImage) -> int | None:
         if self._configs.has_append_times(self.image, topic.topic_id):
             return None
@@ -287,18 +294,16 @@ class RoutedBrokerApis:
             self._check_partition(topic, request.partition)
             wanted = [i for i in range(len(request.records)) if i not in refused]
             return {request.partition: wanted} if wanted else {}
-        self._rotation += 1
-        keyless = PartitionId(self._rotation % count)
+        next_keyless = self.next_keyless(topic, request.partitioner)
         groups: dict[PartitionId, list[int]] = {}
         for index, record in enumerate(request.records):
             if index in refused:
                 continue
-            if record.partition is not None:
-                partition = PartitionId(record.partition)
+            named = record.partition
+            key = None if named is not None else key_view(record, request.key_format)
+            partition = PartitionId(partition_of(named, key, count, next_keyless))
+            if named is not None:
                 self._check_partition(topic, partition)
-            else:
-                key = key_view(record, request.key_format)
-                partition = keyless if key is None else PartitionId(partition_for_key(key, count))
             groups.setdefault(partition, []).append(index)
         return dict(groups)
 

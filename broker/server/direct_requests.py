@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.record.batch import RecordFormat
 from broker.record.lines import key_view
-from broker.record.values import partition_for_key
 from broker.server.forwarded_produce import ForwardedProduces, is_refused_for_producers
 from broker.server.local_partitions import Append, AppendBatchKey, LocalPartitions, TurnBudget
 from broker.server.produce import is_keyless
@@ -25,12 +24,14 @@ from broker.server.requests import FINAL, UNKNOWN_EPOCH
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import NO_LEADER, PartitionId, TopicIdPartition, TopicName
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
+from raft_metadata.common.record_placement import partition_for_key
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.record.lines import ProduceRecord
     from broker.server.local_partitions import Answered, GatheredProduce
     from broker.server.metadata_loader import MetadataLoader
+    from broker.server.produce import KeylessPlacement
     from broker.server.requests import DirectProduce, FetchResult
     from broker.server.topics import LiveConfigs
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
@@ -133,8 +134,7 @@ class _Route(NamedTuple):
 class DirectRequests:
     """Implementation of `broker.server.requests.DirectApis`, on the broker's loop.
 
-    Owned by `RoutedBrokerApis`. Keeps routes as long as the image stays the same, and the rotation
-    of keyless requests over partitions.
+    Owned by `RoutedBrokerApis`. Keeps routes as long as the image stays the same.
     """
 
     def __init__(
@@ -144,15 +144,16 @@ class DirectRequests:
         loader: MetadataLoader,
         configs: LiveConfigs,
         forwarded: ForwardedProduces,
+        keyless: KeylessPlacement,
     ) -> None:
         self._broker_id = config.broker_id
         self._longest_ms = config.limits.max_produce_timeout_ms
         self._local = local
         self._loader = loader
         self._configs = configs
-        self._rotation = 0
         self._gathered = GatheredAppends(local)
         self._forwarded = forwarded
+        self._keyless = keyless
         self._answers = TurnBudget()
         self._routed_by: MetadataImage | None = None
         self._routes: dict[tuple[TopicName, PartitionId], _Route] = {}
@@ -233,10 +234,9 @@ class DirectRequests:
         if len(request.records) > 1 or first.partition is not None:
             return None
         key = key_view(first, request.stored_as)
-        if key is None:
-            self._rotation += 1
-            return PartitionId(self._rotation % count)
-        return PartitionId(partition_for_key(key, count))
+        # As `partition_of`, whose argument `next_keyless` would cost more than the rest.
+        place = self._keyless.next_of(topic) if key is None else partition_for_key(key, count)
+        return PartitionId(place)
 
     def fetch(
         self,

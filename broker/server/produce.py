@@ -1,14 +1,15 @@
-"""Produces for one partition, on their way to its leader.
+"""Produces on their way to the leaders of their partitions.
 
 `RoutedBrokerApis` calls `refusals` for the records that the topic's configs refuse, and
-`ProduceRouting.place` for the others of each partition. These go to the leader here, in order
+`ProduceRouting.place` for the others of each partition; `KeylessPlacement` gives keyless records
+their partitions. These go to the leader here, in order
 through `ForwardedProduces` to a leader elsewhere, or under a client's own sequence to either.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.record.lines import oversized
 from broker.record.values import NULL
@@ -25,16 +26,21 @@ from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.requests import note_passed_to
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.record_placement import (
+    KeylessRotation,
+    Partitioner,
+    keyless_candidates,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from broker.record.lines import ProduceRecord
     from broker.server.requests import ProduceRequest, RecordResult
     from broker.server.router import LeaderRouter
     from broker.server.topics import LiveConfigs, TimestampLimits
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import BrokerId
+    from raft_metadata.common.ids import BrokerId, TopicId
     from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 
 
@@ -51,6 +57,8 @@ REFUSED_WHOLE = frozenset(
 )
 """Refusals of a producer's claim, which concern the request and not single records."""
 _NULL_LENGTH = len(NULL)
+ROTATIONS_MAX: Final = 10_000
+"""Most topics whose rotation a broker keeps; beyond, all of them begin anew."""
 
 
 def is_keyless(record: ProduceRecord) -> bool:
@@ -104,6 +112,53 @@ def _timestamp_refusal(timestamp: int | None, limits: TimestampLimits, now_ms: i
     else:
         return ""
     return f"timestamp {timestamp}: now is {now_ms}, the topic takes at most {limit}"
+
+
+class _TopicRotation(NamedTuple):
+    """The rotation of one topic, and the partitions that take part by this image of it."""
+
+    image: TopicImage
+    candidates: Sequence[int]
+    rotation: KeylessRotation
+
+
+class KeylessPlacement:
+    """The partitions of records without a partition and a key, in turn for each topic.
+
+    Owned by `RoutedBrokerApis`, which shares it with `DirectRequests`, on the broker's loop. Keeps
+    at most `ROTATIONS_MAX` rotations.
+    """
+
+    def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
+        self._random_bytes = random_bytes
+        self._topics: dict[TopicId, _TopicRotation] = {}
+
+    def next_of(self, topic: TopicImage) -> int:
+        """Return the partition of a request that holds one keyless record."""
+        found = self._topics.get(topic.topic_id)
+        if found is None or found.image is not topic:
+            found = self._rotation_of(topic)
+        return found.rotation.next_of(found.candidates)
+
+    def for_request(self, topic: TopicImage, partitioner: Partitioner) -> Callable[[], int]:
+        """Return the function that gives each keyless record of a request its partition."""
+        found = self._rotation_of(topic)
+        return found.rotation.for_batch(found.candidates, partitioner)
+
+    def _rotation_of(self, topic: TopicImage) -> _TopicRotation:
+        found = self._topics.get(topic.topic_id)
+        if found is not None and found.image is topic:
+            return found
+        if found is not None:
+            rotation = found.rotation
+        else:
+            if len(self._topics) >= ROTATIONS_MAX:
+                self._topics.clear()
+            rotation = KeylessRotation(int.from_bytes(self._random_bytes(4), "little"))
+        places = [one.has_leader for one in topic.partitions[: topic.routed_count]]
+        found = _TopicRotation(topic, keyless_candidates(places), rotation)
+        self._topics[topic.topic_id] = found
+        return found
 
 
 class ProduceRouting:

@@ -20,6 +20,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from raft_metadata.common.record_placement import Partitioner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +78,8 @@ class ProduceRequest:
     timeout_ms: int = 10_000
     claim: Claim | None = None
     """A client's producer id, epoch and sequence; then all records go to one partition."""
+    partitioner: Partitioner = Partitioner.STICKY
+    """The rule for records without a partition and a key."""
 
 
 class RecordResult(NamedTuple):
@@ -262,6 +265,13 @@ class BrokerApis(Protocol):
         """Return the topic that a produce would append to; create it if that is allowed.
 
         Otherwise it is error 3.
+        """
+        ...
+
+    def next_keyless(self, topic: TopicImage, partitioner: Partitioner) -> Callable[[], int]:
+        """Return the function that gives each keyless record of a batch its partition.
+
+        `produce` uses it for a request; it is for a batch that is written as several requests.
         """
         ...
 

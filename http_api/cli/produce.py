@@ -32,6 +32,7 @@ from http_api.client.calls import ClientError
 from http_api.client.producer import NewRecord, RecordOutcome, send
 from http_api.contract.grammar import TopicPartitions
 from raft_metadata.common.errors import Outcome
+from raft_metadata.common.record_placement import Partitioner
 
 BATCH_RECORDS = 1_000
 BATCH_BYTES = 1_000_000
@@ -86,6 +87,13 @@ class ProduceSummary:
     show_default=True,
     help="Wait for all in-sync replicas, for the leader, or for nothing.",
 )
+@click.option(
+    "--partitioner",
+    type=click.Choice([one.value for one in Partitioner]),
+    default=Partitioner.STICKY.value,
+    show_default=True,
+    help="Write lines without a key in turn to all partitions: batch by batch, or one by one.",
+)
 @url_option
 @format_option
 @print_client_errors
@@ -95,6 +103,7 @@ def produce(
     is_json: bool,  # noqa: FBT001 a flag of the command line
     null: bool,  # noqa: FBT001 a flag of the command line
     acks: str,
+    partitioner: str,
     url: str,
     form: str,
 ) -> int:
@@ -109,6 +118,9 @@ def produce(
         raise click.UsageError(msg)
     topic, partition = wanted.topic, _one_partition(wanted)
     summary = ProduceSummary(topic)
+    write = functools.partial(
+        send, partition=partition, acks=acks, partitioner=Partitioner(partitioner)
+    )
     make = functools.partial(_record, separator=separator, is_json=is_json, null=null)
     lines = _Lines(sys.stdin.fileno())
     try:
@@ -117,7 +129,7 @@ def produce(
             for batch in lines.batches():
                 records, wrong = _records(batch, make, summary.written)
                 if records:
-                    summary.add(send(client, topic, records, partition=partition, acks=acks))
+                    summary.add(write(client, topic, records))
                 progress.set(lines.read_bytes if lines.size else summary.written)
                 if summary.failed:
                     break

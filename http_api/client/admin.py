@@ -199,17 +199,31 @@ def partition(cluster_id: str, topic: str, number: int) -> Call[PartitionInfo]:
     return read_one(_get(cluster_id, "topics", topic, "partitions", number), partition_of)
 
 
+def partition_leaders(topic: str) -> Call[Sequence[bool]]:
+    """Return the call that lists whether each partition of a topic has a leader, by number."""
+
+    def parse(answer: Answer) -> list[bool]:
+        rows = sorted(_partition_rows(topic, answer), key=lambda row: int(row["partition"]))
+        return [row["leader"] >= 0 for row in rows]
+
+    return Call(Request(method="GET", path=path_of("topics", topic, "partitions")), parse)
+
+
 def partition_ids(topic: str) -> Call[list[int]]:
     """Return the call that lists the partition numbers of a topic, in ascending order."""
 
     def parse(answer: Answer) -> list[int]:
-        rows = answer.json()
-        if not isinstance(rows, list):
-            msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
-            raise ProtocolError(msg)
-        return sorted(row["partition"] for row in rows)
+        return sorted(row["partition"] for row in _partition_rows(topic, answer))
 
     return Call(Request(method="GET", path=path_of("topics", topic, "partitions")), parse)
+
+
+def _partition_rows(topic: str, answer: Answer) -> list[dict[str, Any]]:
+    rows = answer.json()
+    if not isinstance(rows, list):
+        msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
+        raise ProtocolError(msg)
+    return rows
 
 
 def _get(cluster_id: str, *parts: object) -> Request:

@@ -24,6 +24,7 @@ from http_api.client.routes import (
     attempts_at,
 )
 from http_api.client.transport import CONNECT_TIMEOUT_S, DEFAULT_RETRY_S
+from raft_metadata.common.record_placement import Partitioner
 
 T = TypeVar("T")
 
@@ -97,6 +98,7 @@ class AsyncClient:
         partition: int | None = None,
         acks: str = "all",
         retry_s: float = DEFAULT_RETRY_S,
+        partitioner: Partitioner = Partitioner.STICKY,
     ) -> list[RecordOutcome]:
         """Write records and return one outcome per record, in order, as `producer.send` does.
 
@@ -107,7 +109,14 @@ class AsyncClient:
         now_s = asyncio.get_running_loop().time
         async with self._lanes.setdefault((topic, partition), asyncio.Lock()):
             attempts = produce_attempts(
-                topic, records, self.routes, now_s, partition=partition, acks=acks, retry_s=retry_s
+                topic,
+                records,
+                self.routes,
+                now_s,
+                partition=partition,
+                acks=acks,
+                retry_s=retry_s,
+                partitioner=partitioner,
             )
             return await self.drive(attempts)
 

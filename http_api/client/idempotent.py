@@ -14,14 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from http_api.client.admin import cluster, partition_ids
+from http_api.client.admin import cluster, partition_leaders
 from http_api.client.calls import (
     ApiError,
     Call,
@@ -41,6 +39,11 @@ from http_api.client.producer import (
 from http_api.client.transport import DEFAULT_RETRY_S, Client
 from http_api.contract.errors import RestCode
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.record_placement import (
+    KeylessRotation,
+    keyless_candidates,
+    partition_of,
+)
 from raft_metadata.common.sequenced_sender import InFlightBatch, PendingProduce, SequencedSender
 
 if TYPE_CHECKING:
@@ -54,6 +57,8 @@ PAUSE_S = 0.05
 """Seconds between a failed request and the next attempt."""
 PENDING_SENDS_MAX = 10_000
 """Sends of a partition's records that may wait in one producer."""
+LEADERS_AGE_S = 5.0
+"""Seconds after which a send with keyless records looks up again which partitions have leaders."""
 _REFUSAL_CODES = {
     int(RestCode.OUT_OF_ORDER_SEQUENCE): ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     int(RestCode.INVALID_PRODUCER_EPOCH): ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -81,34 +86,58 @@ class Sequencer:
     """
 
     def __init__(
-        self, topic: str, producer_id: int, partitions: int, partitioner: Partitioner | None = None
+        self,
+        topic: str,
+        producer_id: int,
+        has_leader: Sequence[bool],
+        now_s: float,
+        partitioner: Partitioner | None = None,
     ) -> None:
+        """Prepare to write to a topic.
+
+        ``has_leader``: whether each of its partitions has a leader at ``now_s``.
+        """
         self._topic = topic
         self._producer_id = producer_id
-        self._partitions = partitions
+        self._partitions = len(has_leader)
         self._partitioner = partitioner
-        self._rotation = count()
+        self._rotation = KeylessRotation(producer_id)
+        self.learn_leaders(has_leader, now_s)
         self._senders: dict[int, SequencedSender] = {}
         self._pending_sends = 0
+
+    def needs_leaders(self, records: Sequence[NewRecord], now_s: float) -> bool:
+        """Return True if these records are placed by leaders that were learned too long ago.
+
+        Then the caller looks them up, or calls `postpone_leaders`.
+        """
+        if now_s < self._leaders_due_s or self._partitioner is not None:
+            return False
+        return any(record.partition is None and record.has_no_key for record in records)
+
+    def learn_leaders(self, has_leader: Sequence[bool], now_s: float) -> None:
+        """Note which partitions have leaders; the number of partitions stays that of the start."""
+        self._candidates = keyless_candidates(has_leader[: self._partitions])
+        self.postpone_leaders(now_s)
+
+    def postpone_leaders(self, now_s: float) -> None:
+        """Keep what is known about leaders for `LEADERS_AGE_S`."""
+        self._leaders_due_s = now_s + LEADERS_AGE_S
 
     def group_by_partition(self, records: Sequence[NewRecord]) -> dict[int, list[int]]:
         """Return the indexes of the records of each partition, in order.
 
         A record goes to its own ``partition``, else to the one that the partitioner returns, else
-        to crc32 of its key's JSON text modulo the number of partitions. Records without a key all
-        go to the same partition, which rotates with each call.
+        where `partition_of` puts it: by its key's JSON text; records without a key all go to the
+        same partition with a leader, which rotates with each call.
         """
         groups: dict[int, list[int]] = {}
-        keyless = next(self._rotation) % self._partitions
+        next_keyless = self._rotation.for_batch(self._candidates)
         for index, record in enumerate(records):
-            if record.partition is not None:
-                number = record.partition
-            elif self._partitioner is not None:
-                number = self._partitioner(record, self._partitions)
-            elif record.key is None or record.key == b"null":
-                number = keyless
-            else:
-                number = zlib.crc32(record.key) % self._partitions
+            named, key = record.partition, None if record.has_no_key else record.key
+            if named is None and self._partitioner is not None:
+                named = self._partitioner(record, self._partitions)
+            number = partition_of(named, key, self._partitions, next_keyless)
             groups.setdefault(number, []).append(index)
         return groups
 
@@ -238,9 +267,15 @@ class Producer:
             self._sequencer = Sequencer(
                 self._topic,
                 self._client.run(new_producer_id(self._cluster_id)),
-                len(self._client.run(partition_ids(self._topic))),
+                self._client.run(partition_leaders(self._topic)),
+                time.monotonic(),
                 self._partitioner,
             )
+        elif self._sequencer.needs_leaders(records, time.monotonic()):
+            self._sequencer.postpone_leaders(time.monotonic())
+            with contextlib.suppress(ClientError):  # the records find out by themselves
+                has_leader = self._client.run(partition_leaders(self._topic), retry_s=0.0)
+                self._sequencer.learn_leaders(has_leader, time.monotonic())
         return _in_order(
             (indexes, self._write(partition, [records[i] for i in indexes], retry_s))
             for partition, indexes in self._sequencer.group_by_partition(records).items()
@@ -293,8 +328,9 @@ class AsyncProducer:
     async def __aenter__(self) -> Self:
         self._cluster_id = (await self._client.run(cluster())).cluster_id
         producer_id = await self._client.run(new_producer_id(self._cluster_id))
-        partitions = await self._client.run(partition_ids(self._topic))
-        self._sequencer = Sequencer(self._topic, producer_id, len(partitions), self._partitioner)
+        has_leader = await self._client.run(partition_leaders(self._topic))
+        now_s = asyncio.get_running_loop().time()
+        self._sequencer = Sequencer(self._topic, producer_id, has_leader, now_s, self._partitioner)
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         return self
@@ -319,6 +355,9 @@ class AsyncProducer:
             raise RuntimeError(msg)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + retry_s
+        if sequencer.needs_leaders(records, loop.time()):
+            sequencer.postpone_leaders(loop.time())
+            self._tasks.create_task(self._learn_leaders(sequencer))
         parts = []
         for partition, indexes in sequencer.group_by_partition(records).items():
             future: asyncio.Future[list[RecordOutcome]] = loop.create_future()
@@ -335,6 +374,12 @@ class AsyncProducer:
             self._pump(sender)
             parts.append((indexes, future))
         return _in_order([(indexes, await future) for indexes, future in parts])
+
+    async def _learn_leaders(self, sequencer: Sequencer) -> None:
+        """Learn the leaders beside the sends, whose order this must not change."""
+        with contextlib.suppress(ClientError):
+            has_leader = await self._client.run(partition_leaders(self._topic), retry_s=0.0)
+            sequencer.learn_leaders(has_leader, asyncio.get_running_loop().time())
 
     def _expire(self, sender: SequencedSender) -> None:
         sender.expire(round(asyncio.get_running_loop().time() * 1000))

@@ -30,6 +30,7 @@ from http_api.client.transport import DEFAULT_RETRY_S, Client
 from http_api.contract.errors import RestCode
 from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
 from raft_metadata.common.errors import Outcome
+from raft_metadata.common.record_placement import Partitioner
 
 DEFAULT_PRODUCE_TIMEOUT_MS = 10_000
 RETRIABLE_CODE = int(RestCode.KAFKA_RETRIABLE_ERROR)
@@ -46,6 +47,11 @@ class NewRecord:
     value: bytes | None
     key: bytes | None = None
     partition: int | None = None
+
+    @property
+    def has_no_key(self) -> bool:
+        """True without a key, and for a null as key."""
+        return self.key is None or self.key == b"null"
 
     def to_json(self) -> bytes:
         fields = [b'"value":' + (b"null" if self.value is None else self.value)]
@@ -85,17 +91,21 @@ def produce(
     acks: str = "all",
     timeout_ms: int = DEFAULT_PRODUCE_TIMEOUT_MS,
     binary: bool = False,
+    partitioner: Partitioner = Partitioner.STICKY,
 ) -> Call[list[RecordOutcome]]:
     """Return the call that writes records of a topic.
 
-    All go to ``partition``, or each to its own partition or the one of its key. The result has one
-    outcome per record, in order, also where the request failed as a whole with a row per record
-    (HTTP 503).
+    All go to ``partition``, or each to its own partition, that of its key, or without a key where
+    the ``partitioner`` puts it. The result has one outcome per record, in order, also where the
+    request failed as a whole with a row per record (HTTP 503).
     """
     parts = ("topics", topic) if partition is None else ("topics", topic, "partitions", partition)
+    query: dict[str, object] = {"acks": acks, "timeout": timeout_ms}
+    if partition is None and partitioner is not Partitioner.STICKY:
+        query["partitioner"] = partitioner.value
     request = Request(
         method="POST",
-        path=path_of(*parts, query={"acks": acks, "timeout": timeout_ms}),
+        path=path_of(*parts, query=query),
         body=b'{"records":[' + b",".join(record.to_json() for record in records) + b"]}",
         content_type=V2_BINARY if binary else V2_JSON,
         accept=V2,
@@ -133,7 +143,7 @@ def json_text(value: object) -> bytes:
     return orjson.dumps(value)
 
 
-def produce_attempts(
+def produce_attempts(  # noqa: PLR0913 one argument an option
     topic: str,
     records: Sequence[NewRecord],
     routes: Routes,
@@ -143,6 +153,7 @@ def produce_attempts(
     acks: str,
     retry_s: float,
     must_answer: bool = False,
+    partitioner: Partitioner = Partitioner.STICKY,
 ) -> Attempts[list[RecordOutcome]]:
     """Yield attempts at writing records and return one outcome per record, in order.
 
@@ -158,7 +169,13 @@ def produce_attempts(
     pending = list(range(len(records)))
     wait_s: float | None = 0.0
     while wait_s is not None:
-        call = produce(topic, [records[at] for at in pending], partition=partition, acks=acks)
+        call = produce(
+            topic,
+            [records[at] for at in pending],
+            partition=partition,
+            acks=acks,
+            partitioner=partitioner,
+        )
         try:
             rows = yield from attempts_at(call, routes, now_s, retry_s=0.0, wait_s=wait_s)
         except ClientError as error:
@@ -184,6 +201,7 @@ def send(
     partition: int | None = None,
     acks: str = "all",
     retry_s: float = DEFAULT_RETRY_S,
+    partitioner: Partitioner = Partitioner.STICKY,
 ) -> list[RecordOutcome]:
     """Write records and return one outcome per record, in order.
 
@@ -198,5 +216,6 @@ def send(
         acks=acks,
         retry_s=retry_s,
         must_answer=True,
+        partitioner=partitioner,
     )
     return client.drive(attempts)

@@ -164,6 +164,7 @@ def group(links: Links, info: GroupInfo, group_epoch: int) -> JsonObject:
     return links.resource("KafkaConsumerGroup", f"consumer-group={info.group}", *path) | {
         "consumer_group_id": info.group,
         "is_simple": info.is_simple,
+        "is_mixed_consumer_group": False,
         "partition_assignor": info.assignor,
         "state": info.state,
         "type": "CONSUMER",

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 V2 = "application/vnd.kafka.v2+json"
 V2_JSON = "application/vnd.kafka.json.v2+json"
 V2_BINARY = "application/vnd.kafka.binary.v2+json"
+V2_TEXT = "application/vnd.kafka.text.v2+json"
+_V2_OLD = ("application/vnd.kafka.v1+json", "application/vnd.kafka+json")
+"""Spellings of `V2` with an older version, and without one."""
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 """Stored lines, unchanged."""
 LINES = "application/vnd.quorumlog.lines+json"
 """Stored lines as one JSON array."""
 TEXT = "text/plain; charset=utf-8"
+_ANY_JSON = "*/json"
+"""A media range that some clients send for JSON."""
 
 ZSTD = "zstd"
 """Content coding of topics with ``compression.type=zstd`` that are read as NDJSON."""
@@ -38,44 +43,47 @@ class EmbeddedFormat(Enum):
 
     JSON = "json"
     BINARY = "binary"
+    TEXT = "text"
     AVRO = "avro"
     JSONSCHEMA = "jsonschema"
     PROTOBUF = "protobuf"
 
 
-_SCHEMA_FORMATS = (EmbeddedFormat.AVRO, EmbeddedFormat.JSONSCHEMA, EmbeddedFormat.PROTOBUF)
+def _spellings(embedded: EmbeddedFormat) -> tuple[str, ...]:
+    """Return the media types of records in this format: v2, v1 and without a version."""
+    name = f"application/vnd.kafka.{embedded.value}"
+    return f"{name}.v2+json", f"{name}.v1+json", f"{name}+json"
+
 
 PRODUCE_FORMATS: Mapping[str, EmbeddedFormat] = {
-    V2_JSON: EmbeddedFormat.JSON,
-    "application/vnd.kafka.json.v1+json": EmbeddedFormat.JSON,
+    **{name: embedded for embedded in EmbeddedFormat for name in _spellings(embedded)},
     JSON: EmbeddedFormat.JSON,
-    V2_BINARY: EmbeddedFormat.BINARY,
-    "application/vnd.kafka.binary.v1+json": EmbeddedFormat.BINARY,
     V2: EmbeddedFormat.BINARY,
-    "application/vnd.kafka.v1+json": EmbeddedFormat.BINARY,
-    "application/vnd.kafka+json": EmbeddedFormat.BINARY,
+    **dict.fromkeys(_V2_OLD, EmbeddedFormat.BINARY),
     "application/octet-stream": EmbeddedFormat.BINARY,
-    **{
-        f"application/vnd.kafka.{embedded.value}.{version}+json": embedded
-        for embedded in _SCHEMA_FORMATS
-        for version in ("v1", "v2")
-    },
 }
 """Content-Type of a produce request → embedded format. ``application/json`` is json, because a
 value read as base64 by mistake would be changed silently; the opposite mistake loses nothing."""
 
-V2_REPLIES: Mapping[str, str] = {V2: V2, JSON: V2}
-"""Types that Accept may name on v2 paths → the type of the answer."""
-CONSUMER_REPLIES: Mapping[str, str] = {
-    **V2_REPLIES,
-    **{f"application/vnd.kafka.{embedded.value}.v2+json": V2 for embedded in EmbeddedFormat},
+V2_REPLIES: Mapping[str, str] = dict.fromkeys(
+    (
+        *(V2, JSON),
+        *_V2_OLD,
+        *(name for embedded in EmbeddedFormat for name in _spellings(embedded)),
+    ),
+    V2,
+)
+"""Types that Accept may name on v2 paths, also with an embedded format → the type of the answer."""
+RECORD_REPLIES: Mapping[str, str] = {
+    name: _spellings(embedded)[0] for embedded in EmbeddedFormat for name in _spellings(embedded)
 }
-"""The same on paths of a consumer instance, where clients may also name the instance's format."""
+"""Types that Accept may name for the records of an instance → the type of the answer."""
 V3_REPLIES: Mapping[str, str] = {JSON: JSON}
 FETCH_REPLIES: Mapping[str, str] = {
     V2_JSON: V2_JSON,
     JSON: V2_JSON,
-    V2_BINARY: V2_BINARY,
+    **dict.fromkeys(_spellings(EmbeddedFormat.JSON), V2_JSON),
+    **dict.fromkeys(_spellings(EmbeddedFormat.BINARY), V2_BINARY),
     NDJSON: NDJSON,
     LINES: LINES,
 }
@@ -91,11 +99,11 @@ def accepted_formats(accept: str | None) -> frozenset[str]:
 
     A type that names no format, and a wildcard, allow all of them.
     """
-    names = [embedded.value for embedded in EmbeddedFormat]
+    general = dict.fromkeys((V2, JSON, *_V2_OLD), "")
     return frozenset(
-        name
-        for name in names
-        if choose_reply(accept, {embedded_type(name): "", V2: "", JSON: ""}) is not None
+        embedded.value
+        for embedded in EmbeddedFormat
+        if choose_reply(accept, dict.fromkeys(_spellings(embedded), "") | general) is not None
     )
 
 
@@ -165,11 +173,13 @@ def _first_match(
     """Return the offered type that a range matches, and its exactness (2 exact, 0 any type)."""
     if media_range in offered:
         return media_range, 2
+    if media_range == _ANY_JSON:
+        return (JSON, 1) if JSON in offered and JSON not in refused else (None, 0)
     if not media_range.endswith("/*"):
         return None, 0
     prefix = "" if media_range == "*/*" else media_range[:-1]
-    for name in offered:
-        if name.startswith(prefix) and name not in refused:
+    for name, answer in offered.items():
+        if name.startswith(prefix) and name not in refused and answer not in refused:
             return name, 1 if prefix else 0
     return None, 0
 

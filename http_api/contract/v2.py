@@ -34,6 +34,8 @@ _CONTROL_PICTURES = {**{code: 0x2400 + code for code in range(0x20)}, 0x7F: 0x24
 
 OFFSET_ROW = b'{"partition":%d,"offset":%d,"error_code":null,"error":null}'
 _ROW_TO_ROW = b',"error_code":null,"error":null},{"partition":%d,"offset":'
+_RANGE = b'{"partition":%d,"base_offset":%d,"count":%d}'
+_RANGES = b'{"ranges":[%b]}'
 _REPLY_START = b'{"offsets":['
 _REPLY_END = b'],"key_schema_id":null,"value_schema_id":null}'
 
@@ -88,6 +90,33 @@ def consecutive_reply(partition: int, base_offset: int, count: int) -> bytes:
         between = numbers[1:-1].replace(b",", _ROW_TO_ROW % partition)
         rows = b'{"partition":%d,"offset":%b,"error_code":null,"error":null}' % (partition, between)
     return _REPLY_START + rows + _REPLY_END
+
+
+def consecutive_range(partition: int, base_offset: int, count: int) -> bytes:
+    """Return the answer to records with consecutive offsets, as one range."""
+    return _RANGES % (_RANGE % (partition, base_offset, count))
+
+
+def ranges_reply(places: Iterable[tuple[int, int]]) -> bytes:
+    """Return the answer to records that are all written, as ranges of consecutive offsets.
+
+    ``places``: (partition, offset) of each record, in request order. A partition's records stand in
+    its ranges in that order; offsets of -1, with acks=0, form one range.
+    """
+    runs: dict[int, list[list[int]]] = {}
+    for number, offset in places:
+        of_partition = runs.setdefault(number, [])
+        if of_partition:
+            last = of_partition[-1]
+            base, count = last
+            if offset == (base + count if base >= 0 else base):
+                last[1] += 1
+                continue
+        of_partition.append([offset, 1])
+    rows = [
+        _RANGE % (number, base, count) for number, found in runs.items() for base, count in found
+    ]
+    return _RANGES % b",".join(rows)
 
 
 def failed_row(error: KafkaError) -> bytes:

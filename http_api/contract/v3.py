@@ -76,11 +76,10 @@ def clusters(base_url: str, data: list[JsonObject]) -> JsonObject:
 def cluster(links: Links, controller_id: int | None) -> JsonObject:
     """Return the cluster.
 
-    Confluent's ``controller`` links to a broker; here controllers are no brokers, so the link is
-    null and ``controller_id`` is added.
+    Confluent's ``controller`` links to a broker; here controllers are no brokers, so it is left
+    out and ``controller_id`` is added.
     """
     return links.resource("KafkaCluster", "") | {
-        "controller": None,
         "controller_id": controller_id,
         "acls": links.related("acls"),
         "brokers": links.related("brokers"),

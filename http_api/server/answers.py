@@ -13,7 +13,7 @@ import logging
 import re
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 from aiohttp import hdrs, web
@@ -32,6 +32,7 @@ from http_api.contract.errors import (
 from http_api.contract.foreign_pages import ANY_HOST, TrustedHosts
 from http_api.contract.forwarding import NO_PROXIES, TrustedProxies
 from http_api.contract.media_types import JSON, V2
+from http_api.contract.operations.produce_operations import PARTITIONS_HEADER, TOPIC_ID_HEADER
 from raft_metadata.common.errors import KafkaError, Outcome
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from broker.server.requests import BrokerApis
     from http_api.server.live_settings import LiveSettings
     from http_api.server.streams import StreamRegistry
+    from raft_metadata.common.ids import TopicName
+    from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 
 SERVER: Final = "quorumlog"
@@ -49,6 +52,29 @@ ERROR_TYPE = web.RequestKey("error_type", str)
 """Content-Type of an error answer to this request; set once the route is known."""
 MOVES_POSITIONS = web.RequestKey("moves_positions", bool)
 """True where a GET is no pure read: an error answer then states that the outcome is unknown."""
+
+
+class ProducedTopic(NamedTuple):
+    """The topic of a produce, which its answer describes whether or not records are written."""
+
+    name: TopicName
+    topic: TopicImage | None = None
+    """The topic that the broker appends to; None: not known yet."""
+
+    def headers(self, image: MetadataImage) -> dict[str, str]:
+        """Return the topic's id and number of partitions; nothing if there is no such topic.
+
+        A topic that was deleted and created again meanwhile is not the one that was written to.
+        """
+        topic = self.topic if self.topic is not None else image.topic(self.name)
+        if topic is None:
+            return {}
+        now = image.topics.get(topic.topic_id, topic)
+        return {TOPIC_ID_HEADER: now.topic_id, PARTITIONS_HEADER: str(now.routed_count)}
+
+
+PRODUCED_TOPIC = web.RequestKey("produced_topic", ProducedTopic)
+"""Set on each produce; see `ProducedTopic`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from http_api.server.answer_coding import MAY_GZIP, add_vary, gzipped, may_gzip
 from http_api.server.answers import (
     ERROR_TYPE,
     MAX_HEADERS,
+    PRODUCED_TOPIC,
     SERVER,
     ApiContext,
     RequestIds,
@@ -133,6 +134,9 @@ def build_app(
     async def sign(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["X-Request-Id"] = ids.of(request.headers.get("X-Request-Id"))
         response.headers["Server"] = SERVER
+        produced = request.get(PRODUCED_TOPIC)
+        if produced is not None:
+            response.headers.update(produced.headers(apis.image))
         ignored = request.get(IGNORED)
         if ignored:
             response.headers[IGNORED_PARAMETERS_HEADER] = ignored_header(ignored)

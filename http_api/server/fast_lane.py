@@ -42,6 +42,8 @@ from http_api.contract.media_types import (
 )
 from http_api.contract.operations import fetch_operations as fetches
 from http_api.contract.operations import produce_operations as produces
+from http_api.contract.operations.produce_operations import PARTITIONS_HEADER, TOPIC_ID_HEADER
+from http_api.contract.operations.shared import ISOLATION
 from http_api.server.access_log import LogEntry, error_code_in, shown_query
 from http_api.server.answers import SERVER
 from http_api.server.request_parsing import INT32_MAX, OFFSET_MAX
@@ -54,6 +56,7 @@ from http_api.server.routes.v2.fetch_records import (
 from http_api.server.routes.v2.produce_records import (
     ACKS,
     STORED_FORMATS,
+    AnswerForm,
     answer_with_failures,
     read_records,
 )
@@ -67,7 +70,7 @@ if TYPE_CHECKING:
     from http_api.server.answers import ApiContext, RequestIds
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.errors import KafkaError
-    from raft_metadata.image.metadata_image import TopicImage
+    from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 K = TypeVar("K", bound="bytes | str | None")
 V = TypeVar("V")
@@ -84,22 +87,26 @@ _FETCH = re.compile(r"/topics/([A-Za-z0-9._-]{1,249})/partitions/([0-9]{1,9})/re
 _PARTITION_OF_ROW = re.compile(rb'"partition":([0-9]{1,9})')
 BATCHES: Final = "batches"
 _FETCH_PARAMETERS = frozenset(
-    {"offset", "max_bytes", "timeout", "frames", "include", "leader_epoch", "seen_epoch"}
+    {
+        *("offset", "max_bytes", "timeout", "frames", "include", "leader_epoch", "seen_epoch"),
+        ISOLATION.name,
+    }
 )
 """Parameters of a fetch that the lane takes; any other is left to the routes."""
 _DOTS = frozenset({".", ".."})
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _PRODUCE_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: " + V2.encode() + b"\r\nContent-Length: %d\r\nDate: %b\r\n"
-    b"Server: " + SERVER.encode() + b"\r\nX-Request-Id: %b\r\n\r\n"
+    b"Server: " + SERVER.encode() + b"\r\nX-Request-Id: %b\r\n"
 )
+_TOPIC_HEADERS = TOPIC_ID_HEADER.encode() + b": %b\r\n" + PARTITIONS_HEADER.encode() + b": %d\r\n"
 _FETCH_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nQuorumlog-High-Watermark: %d\r\n"
     b"Quorumlog-Log-Start-Offset: %d\r\nQuorumlog-Next-Offset: %d\r\nQuorumlog-Leader: %d\r\n"
     b"Quorumlog-Leader-Epoch: %d\r\nQuorumlog-Topic-Id: %b\r\n%b%bContent-Length: %d\r\n"
     b"Date: %b\r\nServer: " + SERVER.encode() + b"\r\nX-Request-Id: %b\r\n\r\n"
 )
-_FAILED = b"%b\r\nContent-Length: %d\r\nDate: %b\r\nServer: %b\r\nX-Request-Id: %b\r\n\r\n%b"
+_FAILED = b"%b\r\nContent-Length: %d\r\nDate: %b\r\nServer: %b\r\nX-Request-Id: %b\r\n%b\r\n%b"
 _NEXT_EPOCH = b"Quorumlog-Next-Leader-Epoch: %d\r\n"
 _VARY = b"Vary: Accept-Encoding\r\n"
 _ZSTD_HEAD = (
@@ -147,6 +154,8 @@ class ProducePath(NamedTuple):
     partition: PartitionId | None
     acks: int
     timeout_ms: int
+    as_range: bool
+    """True: the answer is one range and not a row for each record."""
 
 
 class FetchQuery(NamedTuple):
@@ -180,6 +189,7 @@ class FastLane:
     def __init__(self, context: ApiContext, ids: RequestIds, clock: Clock) -> None:
         self._context = context
         self._clock = clock
+        self._apis = context.apis
         self._direct = context.apis.direct
         self._limits = context.limits
         self._settings = context.settings
@@ -191,6 +201,9 @@ class FastLane:
         self._paths: dict[str, ProducePath | None] = {}
         self._roles: dict[bytes, int] = {}
         self._replies: dict[bytes | None, tuple[bool, str | None]] = {}
+        self._heads_by: MetadataImage | None = None
+        self._heads_of: dict[TopicName, bytes] = {}
+        """Head of the answers to produces to a topic, by the image in `_heads_by`."""
         self._zstd: dict[bytes, bool] = {}
         """Accept-Encoding → True if zstd is accepted."""
         self._hosts: dict[bytes, bool] = {}
@@ -267,7 +280,7 @@ class FastLane:
         partition = None if match[2] is None else PartitionId(int(match[2]))
         longest = self._limits.max_produce_timeout_ms
         acks, timeout_ms = ACKS_ALL, produces.TIMEOUT.default_value(self._limits)
-        query = _query(match[3] or "", {"acks", "timeout"})
+        query = _query(match[3] or "", {"acks", "timeout", "receipts"})
         if query is None:
             return None
         if "acks" in query:
@@ -278,9 +291,11 @@ class FastLane:
             if not _DIGITS.fullmatch(query["timeout"]):
                 return None
             timeout_ms = int(query["timeout"])
-        if not 1 <= timeout_ms <= longest:
+        receipts = query.get("receipts", produces.ROWS.default)
+        if receipts not in produces.ROWS.words or not 1 <= timeout_ms <= longest:
             return None
-        return ProducePath(TopicName(match[1]), partition, acks, timeout_ms)
+        as_range = receipts == AnswerForm.RANGES.value
+        return ProducePath(TopicName(match[1]), partition, acks, timeout_ms, as_range)
 
     def produce(
         self,
@@ -332,20 +347,29 @@ class FastLane:
         if self._settings.current().gzips_records:
             return False
         try:
-            records = read_records(body, stored_as, self._limits, path.partition)
+            records = read_records(body, stored_as, stored_as, self._limits, path.partition)
         except RestError:
             return False  # the route finds the same error and answers it
+        image = self._apis.image
+        if image is not self._heads_by:
+            self._heads_by, self._heads_of = image, {}
+        head = self._heads_of.get(path.topic) or self._produce_head(path.topic)
+        if not head:
+            return False
         count = len(records)
 
         def done(partition: PartitionId, base: int, error: KafkaError | None) -> None:
             if error is None:
-                reply = v2.consecutive_reply(partition, base, count)
+                if path.as_range:
+                    reply = v2.consecutive_range(partition, base, count)
+                else:
+                    reply = v2.consecutive_reply(partition, base, count)
                 made_id = self._ids.of(request_id).encode()
-                answered([_PRODUCE_HEAD % (len(reply), self._http_date(), made_id) + reply])
+                answered([head % (len(reply), self._http_date(), made_id) + reply])
             elif error.outcome is Outcome.NOT_WRITTEN and base != FINAL:
                 answered(None)
             else:
-                answered([self._failed(partition, error, count, request_id)])
+                answered([self._failed(path.topic, partition, error, count, request_id)])
 
         return self._direct.produce(
             DirectProduce(
@@ -355,8 +379,31 @@ class FastLane:
             done,
         )  # fmt: skip
 
+    def _produce_head(self, topic: TopicName) -> bytes:
+        """Return the head of an answer, to be completed; empty if the topic is not known here.
+
+        The broker routes the records in the same turn of the loop, so by the same image.
+        """
+        described = self._topic_headers(topic)
+        if not described:
+            return b""
+        head = _PRODUCE_HEAD + described + b"\r\n"
+        _remember(self._heads_of, topic, head)
+        return head
+
+    def _topic_headers(self, name: TopicName) -> bytes:
+        topic = self._apis.image.topic(name)
+        if topic is None:
+            return b""
+        return _TOPIC_HEADERS % (topic.topic_id.encode(), topic.routed_count)
+
     def _failed(
-        self, partition: PartitionId, error: KafkaError, count: int, request_id: str | None
+        self,
+        topic: TopicName,
+        partition: PartitionId,
+        error: KafkaError,
+        count: int,
+        request_id: str | None,
     ) -> bytes:
         """Return the answer to a produce with an unknown outcome: an error row per record."""
         response = answer_with_failures([RecordResult(partition, None, error)] * count)
@@ -367,7 +414,8 @@ class FastLane:
         lines += [f"{name}: {value}" for name, value in response.headers.items()]
         head = "\r\n".join(lines).encode()
         made_id = self._ids.of(request_id).encode()
-        return _FAILED % (head, len(body), self._http_date(), SERVER.encode(), made_id, body)
+        date, described = self._http_date(), self._topic_headers(topic)
+        return _FAILED % (head, len(body), date, SERVER.encode(), made_id, described, body)
 
     # fetch
 
@@ -420,7 +468,7 @@ class FastLane:
 
     def _read_fetch_query(self, text: str) -> FetchQuery | None:
         query = _query(text, _FETCH_PARAMETERS)
-        if query is None:
+        if query is None or query.pop("isolation", ISOLATION.default) not in ISOLATION.words:
             return None
         frames, include = query.pop("frames", None), query.pop("include", None)
         if frames not in {None, MANY_FRAMES} or include not in {None, BATCHES}:

@@ -12,6 +12,8 @@ BOTH_WAYS = (
     "tests/contract/test_v2_produce.py",
     "tests/contract/test_v2_fetch.py",
     "tests/contract/test_produce_contradictions.py",
+    "tests/contract/test_produce_forms.py",
+    "tests/contract/test_record_places.py",
 )
 """Run with the fast lane and without it."""
 

@@ -49,6 +49,13 @@ POSTS = [
     post(b'{"records":[{"value":"YQ==","key":"Yg=="}]}', content_type="application/json"),
     post(b'{"records":[{"value":"YQ=="}]}', content_type="application/vnd.kafka.binary.v2+json"),
     post(ONE, content_type="Application/JSON; charset=utf-8"),
+    post(b'{"records":[{"value":"a"}]}', content_type="application/vnd.kafka.text.v2+json"),
+    post(b'{"records":[{"value":"YQ=="}]}', content_type="application/vnd.kafka.binary+json"),
+    post(ONE, "/topics/flights?receipts=all&acks=1"),
+    post(b'{"records":[{"value":1},{"value":2}]}', "/topics/flights/partitions/1?receipts=range"),
+    post(ONE, "/topics/flights?receipts=range&acks=0"),
+    post(ONE, "/topics/flights", "Accept: */json"),
+    post(ONE, "/topics/flights", "Accept: application/vnd.kafka.json.v1+json"),
     post(ONE, "/topics/flights", "X-Request-Id: mine"),
     post(ONE, "/topics/flights", "X-Request-Id: not\tmine", "Accept: application/json"),
     post(ONE, "/topics/flights", "Accept: */*", "User-Agent: a", "Accept-Encoding: gzip"),
@@ -74,6 +81,15 @@ REFUSED_POSTS = [
     post(ONE, "/topics/flights?ack=0"),
     post(ONE, "/topics/flights?%61cks=0&acks=1"),
     post(ONE, "/topics/flights?async=true"),
+    post(ONE, "/topics/flights?async=yes"),
+    post(ONE, "/topics/flights?receipts=ranges"),
+    post(ONE, "/topics/flights?partitioner=round_robin"),
+    post(ONE, "/topics/flights?partitioner=murmur2"),
+    post(ONE, "/topics/flights/partitions/0?partitioner=sticky"),
+    post(ONE, "/topics/flights?key_format=string"),
+    post(ONE, "/topics/flights?key_format=avro"),
+    post(ONE, "/topics/flights?value_format=string"),
+    post(ONE, content_type="application/vnd.kafka.text.v2+json"),
     post(ONE, "/topics/flights/partitions/0?_=1&acks=0"),
     post(ONE, "/topics/flights?acks=1&"),
     post(ONE, "/topics/flights#x"),
@@ -113,6 +129,10 @@ GETS = [
     get(f"{RECORDS}?max_bytes=1000&offset=2", "Accept: application/json"),
     get(f"{RECORDS}?offset=0&include=batches", "Accept: application/x-ndjson"),
     get(f"{RECORDS}?include=batches&offset=1&max_bytes=9", "Accept: application/x-ndjson"),
+    get(f"{RECORDS}?offset=0&isolation=read_committed"),
+    get(f"{RECORDS}?isolation=read_uncommitted&offset=0", "Accept: application/x-ndjson"),
+    get(f"{RECORDS}?offset=0", "Accept: */json"),
+    get(f"{RECORDS}?offset=0", "Accept: application/vnd.kafka.json+json"),
 ]
 OTHER_GETS = [
     get(f"{RECORDS}?offset=0", "Accept: application/vnd.kafka.binary.v2+json"),
@@ -120,6 +140,8 @@ OTHER_GETS = [
     get(f"{RECORDS}?offset=0&include=batches"),
     get(f"{RECORDS}?offset=0&include=none", "Accept: application/x-ndjson"),
     get(f"{RECORDS}?offset=0&include=timestamp"),
+    get(f"{RECORDS}?offset=0&isolation=serializable"),
+    get(f"{RECORDS}?offset=0", "Accept: application/vnd.kafka.binary.v1+json"),
     get(f"{RECORDS}?timestamp=0"),
     get(f"{RECORDS}?timestamp=0&offset=0"),
     get(f"{RECORDS}?offset=0&offset=1"),
@@ -182,7 +204,7 @@ async def everything(door: Door, request: bytes, *, head_first: bool = False) ->
         head += await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     length = (
         0
-        if request.startswith(b"HEAD")
+        if request.startswith(b"HEAD") or head.startswith(b"HTTP/1.1 204 ")
         else int(head.lower().rpartition(b"content-length: ")[2].split()[0])
     )
     body = await reader.readexactly(length)

@@ -9,9 +9,10 @@ from tests.support.http_door import V3, Door
 RECORDS = "/topics/flights/partitions/0/records"
 INSTANCE = "/consumers/g/instances/i"
 READ = (
-    "frames, include, leader_epoch, max_bytes, offset, rack, seen_epoch, timeout, timestamp, "
-    "topic_id"
+    "frames, include, isolation, leader_epoch, max_bytes, offset, rack, seen_epoch, timeout, "
+    "timestamp, topic_id"
 )
+PRODUCE = "acks, async, key_format, {}receipts, timeout, value_format"
 JSON_V2 = "application/vnd.kafka.json.v2+json"
 
 
@@ -20,9 +21,11 @@ JSON_V2 = "application/vnd.kafka.json.v2+json"
     [
         ("GET", RECORDS, f"end_offset, end_timestamp, {READ}"),
         ("HEAD", RECORDS, None),
-        ("POST", "/topics/flights", "acks, async, timeout"),
-        ("POST", "/topics/flights/partitions/0", "acks, async, timeout"),
-        ("GET", f"{INSTANCE}/records", "after, max_bytes, timeout"),
+        ("POST", "/topics/flights", PRODUCE.format("partitioner, ")),
+        ("POST", "/topics/flights/partitions/0", PRODUCE.format("")),
+        ("POST", f"{V3}/topics/flights/records", "acks, partitioner, receipts, timeout"),
+        ("POST", f"{V3}/topics/flights/records:batch", "acks, partitioner, timeout"),
+        ("GET", f"{INSTANCE}/records", "after, isolation, max_bytes, timeout"),
         ("POST", f"{INSTANCE}/offsets", "after, async"),
         ("GET", f"{V3}/topics/flights", "include_authorized_operations"),
         ("GET", f"{V3}/topics/flights/partitions/0/offset", "offset_type, seen_epoch"),
@@ -106,7 +109,7 @@ async def test_a_refusal_names_what_was_ignored_too(door: Door) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("POST", "/topics/flights?async=true", 200),
+        ("POST", "/topics/flights?async=true", 204),
         ("POST", "/topics/flights/partitions/0?async=false&acks=1", 200),
         ("GET", f"{V3}/topics?includeAuthorizedOperations=true", 200),
         ("GET", f"{V3}/topics/flights?include_authorized_operations=true", 200),

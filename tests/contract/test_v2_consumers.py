@@ -138,6 +138,12 @@ async def test_an_empty_create_takes_every_default(door: Door, body: bytes) -> N
         ({"auto.commit.interval.ms": 1000}, {"auto_commit_interval_ms": 1000}),
         ({"format": "AVRO"}, {"format": "avro"}),
         ({"client.rack": "r1"}, {"rack": "r1"}),
+        ({"group.instance.id": "s1"}, {"static_id": "s1"}),
+        ({"max.poll.records": "500"}, {"max_poll_records": 500}),
+        ({"max.poll.records": 1}, {"max_poll_records": 1}),
+        ({"isolation.level": "read_committed"}, {}),
+        ({"isolation.level": "READ_UNCOMMITTED"}, {}),
+        ({"format": "text"}, {"format": "text"}),
         ({"partition.assignment.strategy": "range"}, {"assignors": ("range",)}),
         (
             {"partition.assignment.strategy": "cooperative-sticky, range"},
@@ -163,9 +169,9 @@ async def test_id_goes_before_name(door: Door) -> None:
 
 
 async def test_kafkas_other_settings_are_ignored_and_listed(door: Door) -> None:
-    body = {"max.poll.records": 10, "isolation.level": "read_committed", "client.id": "etl"}
+    body = {"max.poll.interval.ms": 10, "check.crcs": True, "client.id": "etl"}
     answer = await create(door, body)
-    assert answer.headers["quorumlog-ignored"] == "isolation.level, max.poll.records"
+    assert answer.headers["quorumlog-ignored"] == "check.crcs, max.poll.interval.ms"
     assert asked(door).client_id == "etl"
 
 
@@ -190,6 +196,12 @@ async def test_the_list_of_ignored_settings_is_bounded(door: Door) -> None:
         {"name": 7},
         {"client.id": ["x"]},
         {"client.rack": 1},
+        {"group.instance.id": "s" * 250},
+        {"isolation.level": "serializable"},
+        {"isolation.level": 1},
+        {"max.poll.records": "many"},
+        {"max.poll.records": 1.5},
+        {"max.poll.records": "99999999999999999999"},
         {"client.rack": "r" * 256},
         {"partition.assignment.strategy": "mine"},
         {"partition.assignment.strategy": []},
@@ -273,7 +285,13 @@ async def test_control_characters_in_names_are_shown_as_pictures(door: Door) -> 
         assert answer.golden == (400, V2, {"error_code": 400, "message": expected})
 
     answer = await door.get(GROUP + "/instances/a%0Ab/assignments")
-    assert answer.json["message"] == "Invalid parameter 'instance_name' got 'a␊b'"
+    assert answer.json["message"] == "Invalid parameter 'instance' got 'a␊b'"
+
+    for wrong, shown in (("a%00b", "a␀b"), ("a%0D%0AX:%20y", "a␍␊X: y"), ("%ED%A0%80%01", "␁")):
+        answer = await door.get(f"{GROUP}/instances/{wrong}/records")
+        assert (answer.status, answer.json["error_code"]) == (400, 400)
+        assert answer.json["message"].startswith("Invalid parameter 'instance' got '")
+        assert shown in answer.json["message"]
 
     answer = await door.post(GROUP, {"name": "my\nconsumer"}, V2)
     expected = "Parameter contained invalid control characters: my␊consumer"
@@ -444,7 +462,8 @@ async def test_more_rows_than_a_topic_has_partitions_are_413(door: Door) -> None
 
 
 async def test_records_carry_the_instances_type(door: Door) -> None:
-    for form, content_type in (("json", V2_JSON), ("binary", V2_BINARY)):
+    text = "application/vnd.kafka.text.v2+json"
+    for form, content_type in (("json", V2_JSON), ("binary", V2_BINARY), ("text", text)):
         answers(door, Poll, PolledRecords(body=RECORDS, count=1, format=form))
         answer = await door.get(INSTANCE + "/records")
         assert (answer.status, answer.type, answer.body) == (200, content_type, RECORDS)
@@ -457,6 +476,13 @@ async def test_records_carry_the_instances_type(door: Door) -> None:
         ("*/*", None),
         ("application/json", None),
         (V2, None),
+        ("*/json", None),
+        ("application/vnd.kafka+json", None),
+        ("application/vnd.kafka.json.v1+json", {"json"}),
+        (
+            "application/vnd.kafka.text+json, application/vnd.kafka.binary.v1+json;q=0.2",
+            {"binary", "text"},
+        ),
         (f"{V2_JSON};q=0.5, */*;q=0.1", None),
         (V2_JSON, {"json"}),
         (f"{V2_BINARY};q=0.9, {V2_JSON}", {"binary", "json"}),
@@ -610,6 +636,31 @@ async def test_an_empty_commit_commits_what_was_delivered(
     answer = await door.call("POST", INSTANCE + "/offsets", body, headers)
     assert answer.golden == (200, V2, [])
     assert asked(door) == Commit(**NAMED, offsets=None)
+
+
+async def test_async_of_a_commit_takes_both_words_and_no_other(door: Door) -> None:
+    """Both commit before the answer."""
+    answers(door, Commit, OffsetsCommitted(strimzi=False))
+    for word in ("true", "false"):
+        answer = await door.post(f"{INSTANCE}/offsets?async={word}", {}, V2)
+        assert answer.golden == (200, V2, [])
+    door.apis.requests.clear()
+    answer = await door.post(f"{INSTANCE}/offsets?async=maybe", {}, V2)
+    text = "Parameter 'async' is 'maybe': expected true or false"
+    assert answer.golden == (400, V2, {"error_code": 40002, "message": text})
+    assert door.apis.requests == []
+
+
+async def test_isolation_takes_both_of_kafkas_words(door: Door) -> None:
+    answers(door, Poll, PolledRecords(body=b"[]", count=0, format="json"))
+    for word in ("read_committed", "read_uncommitted"):
+        assert (await door.get(f"{INSTANCE}/records?isolation={word}")).status == 200
+    door.apis.requests.clear()
+    for word in ("serializable", "", "read_committed%00"):
+        answer = await door.get(f"{INSTANCE}/records?isolation={word}")
+        assert (answer.status, answer.json["error_code"]) == (400, 40002)
+        assert answer.json["message"].endswith(": expected read_uncommitted or read_committed")
+    assert door.apis.requests == []
 
 
 async def test_an_empty_list_commits_nothing(door: Door) -> None:

@@ -9,8 +9,8 @@ import pytest
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId
 from raft_metadata.records.commands import CreateTopic
-from tests.support.fake_broker_apis import CLUSTER_ID
-from tests.support.http_door import ADVERTISED, V3, V3_URL, Door
+from tests.support.fake_broker_apis import CLUSTER_ID, FakeBrokerApis
+from tests.support.http_door import ADVERTISED, V3, V3_URL, Door, open_door
 
 JSON = "application/json"
 CRN = f"crn:///kafka={CLUSTER_ID}"
@@ -19,7 +19,6 @@ CLUSTER = {
     "kind": "KafkaCluster",
     "metadata": {"self": V3_URL, "resource_name": CRN},
     "cluster_id": CLUSTER_ID,
-    "controller": None,
     "controller_id": 101,
     "acls": {"related": f"{V3_URL}/acls"},
     "brokers": {"related": f"{V3_URL}/brokers"},
@@ -288,6 +287,42 @@ async def test_validate_only_answers_200_and_creates_nothing(door: Door) -> None
     assert (await door.get(f"{V3}/topics/a")).status == 404
 
 
+async def test_auto_create_makes_a_topic_as_a_produce_does() -> None:
+    async with open_door(FakeBrokerApis(auto_create=True)) as door:
+        body = {"topic_name": "a", "auto_create": True}
+        answer = await door.post(f"{V3}/topics", body, JSON)
+        assert answer.golden == (201, JSON, topic("a", 1, 2))
+        assert answer.headers["location"] == f"{V3_URL}/topics/a"
+        again = await door.post(f"{V3}/topics", body, JSON)
+        assert again.golden == (200, JSON, topic("a", 1, 2))
+        assert "location" not in again.headers
+
+
+async def test_auto_create_answers_what_is_there_and_404_where_none_may_be_made(
+    door: Door,
+) -> None:
+    found = await door.post(f"{V3}/topics", {"topic_name": "flights", "auto_create": True}, JSON)
+    assert found.golden == (200, JSON, topic("flights", 2, 2))
+    answer = await door.post(f"{V3}/topics", {"topic_name": "a", "auto_create": True}, JSON)
+    assert (answer.status, answer.json["error_code"]) == (404, 40401)
+    assert "auto_create_topics_enable is false. Create it with: curl" in answer.json["message"]
+    assert (await door.get(f"{V3}/topics/a")).status == 404
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"partitions_count": 3}, {"replication_factor": 1}, {"validate_only": True},
+        {"configs": [{"name": "flush", "value": "os"}]}, {"replicas_assignments": {"0": [1]}},
+    ],
+)  # fmt: skip
+async def test_auto_create_takes_no_layout_of_its_own(door: Door, beside: dict[str, Any]) -> None:
+    body = {"topic_name": "flights", "auto_create": True, **beside}
+    answer = await door.post(f"{V3}/topics", body, JSON)
+    assert (answer.status, answer.json["error_code"]) == (400, 400)
+    assert f"'{next(iter(beside))}' beside 'auto_create'" in answer.json["message"]
+
+
 async def test_create_of_what_exists_is_40002(door: Door) -> None:
     answer = await door.post(f"{V3}/topics", {"topic_name": "flights"}, JSON)
     expected = {"error_code": 40002, "message": "Topic 'flights' already exists."}
@@ -335,6 +370,13 @@ async def test_an_uncertain_create_says_so(door: Door) -> None:
         ({"topic_name": "a", "configs": [{"value": "b"}]}, 400),
         ({"topic_name": "a", "configs": [{"name": "b", "value": []}]}, 400),
         ({"topic_name": "a", "validate_only": "yes"}, 400),
+        ({"topic_name": "a", "auto_create": "yes"}, 400),
+        ({"topic_name": "a", "auto_create": 1}, 400),
+        ('{"topic_name":"a","partitions_count":1e400}', 400),
+        ('{"topic_name":"a","partitions_count":12345678901234567890}', 400),
+        ('{"topic_name":"\\ud800","auto_create":true}', 400),
+        ({"topic_name": "a\0b", "auto_create": True}, 400),
+        ({"topic_name": "a\r\nX: y", "auto_create": True}, 400),
         ({"topic_name": "a b"}, 40002),
         ({"topic_name": ""}, 40002),
     ],

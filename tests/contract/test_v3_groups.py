@@ -88,6 +88,7 @@ def as_json(group_name: str = "pilots", *, state: str = "STABLE") -> dict[str, A
         "cluster_id": CLUSTER_ID,
         "consumer_group_id": group_name,
         "is_simple": state == "EMPTY",
+        "is_mixed_consumer_group": False,
         "partition_assignor": "range",
         "state": state,
         "type": "CONSUMER",

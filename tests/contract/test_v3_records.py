@@ -119,7 +119,7 @@ async def test_the_design_s_example(door: Door) -> None:
 async def test_each_receipt_comes_before_the_next_record_is_sent(door: Door) -> None:
     async with streamed(door) as stream:
         for offset in range(20):
-            text = b'{"value":{"type":"JSON","data":%d}}' % offset
+            text = b'{"partition_id":0,"value":{"type":"JSON","data":%d}}' % offset
             stream.send(text[:7])
             stream.send(text[7:])
             size = len(str(offset))
@@ -318,7 +318,7 @@ async def test_acks_and_timeout_reach_the_broker(door: Door) -> None:
 
 
 async def test_what_arrived_together_is_one_request(door: Door) -> None:
-    found = receipts(await produce(door, "{}" * 2_500))
+    found = receipts(await produce(door, '{"partition_id":0}' * 2_500))
     assert [each["offset"] for each in found] == list(range(2_500))
     counts = [len(request.records) for request in door.apis.requests]  # type: ignore[attr-defined]
     assert sum(counts) == 2_500

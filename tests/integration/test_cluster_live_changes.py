@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from broker.record.values import partition_for_key
+from raft_metadata.common.record_placement import partition_for_key
 from tests.support.live_cluster import LiveCluster, running
 from tests.support.live_writer import writing
 

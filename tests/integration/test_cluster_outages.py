@@ -9,11 +9,15 @@ import asyncio
 import logging
 import signal
 import time
+import zlib
 from collections.abc import Iterator
 
 import pytest
 
 from chaos.cluster import runs
+from http_api.client.idempotent import Producer
+from http_api.client.producer import NewRecord, RecordOutcome, send
+from http_api.client.transport import Client
 from tests.support.live_cluster import LiveCluster, running
 from tests.support.live_writer import writing
 
@@ -263,6 +267,65 @@ async def test_later_writes_of_a_zombie_leader_conflict_with_nothing(
     log.info("longest gap of the living %d ms; %s", gap.ms, await writer.judge(cluster))
     await cluster.wait_same_on_disk(topic, 1)
     assert (await cluster.partition(topic))["leader_epoch"] > before["leader_epoch"]
+
+
+async def test_keyless_records_pass_a_partition_without_a_leader_at_every_door(
+    cluster: LiveCluster,
+) -> None:
+    """One replica each, and the broker of partition 1 is away: a third of the writes waited."""
+    topic = "thirds"
+    body = {"topic_name": topic, "replicas_assignments": {"0": [1], "1": [2], "2": [3]}}
+    body["configs"] = [{"name": "min.insync.replicas", "value": "1"}]
+    assert (await cluster.ask("POST", cluster.topics_url(1), body)).status == 201
+    await cluster.kill("broker-2")
+
+    async def is_leaderless() -> bool:
+        found = [(await cluster.partition(topic, 1, through))["leader_id"] for through in (1, 3)]
+        return found == [None, None]
+
+    await cluster.until(is_leaderless, "both brokers know that partition 1 has no leader")
+    lost_key = next(n for n in range(99) if zlib.crc32(b"%d" % n) % 3 == 1)
+    found: list[int | None] = []
+    for through in (1, 3):
+        url = f"{cluster.url(through)}/topics/{topic}?timeout=3000"
+        for records, query in (
+            ([{"value": 1}], ""),
+            ([{"value": 2}] * 4, "&partitioner=round_robin"),
+        ):
+            for _ in range(4):
+                answer = await cluster.ask("POST", url + query, {"records": records})
+                assert answer.status == 200, answer
+                found += [row["partition"] for row in answer.body["offsets"]]
+        entries = [{"id": str(n), "value": {"type": "JSON", "data": n}} for n in range(4)]
+        v3_url = f"{cluster.topics_url(through)}/{topic}/records"
+        for _ in range(3):
+            answer = await cluster.ask("POST", f"{v3_url}:batch", {"entries": entries})
+            assert answer.body["failures"] == [], answer
+            found += [row["partition_id"] for row in answer.body["successes"]]
+            answer = await cluster.ask("POST", v3_url, {"value": {"type": "JSON", "data": 1}})
+            assert answer.body["error_code"] == 200, answer
+            found.append(answer.body["partition_id"])
+        keyed = {"records": [{"key": lost_key, "value": 1}]}
+        answer = await cluster.ask(
+            "POST", f"{cluster.url(through)}/topics/{topic}?timeout=500", keyed
+        )
+        assert (answer.status, answer.body["offsets"][0]["outcome"]) == (503, "not_written"), answer
+
+    def by_the_client() -> list[RecordOutcome]:
+        with Client([cluster.url(1), cluster.url(3)]) as client:
+            producer = Producer(client, topic)
+            records = [NewRecord(b"3"), NewRecord(b"4")]
+            outcomes = [row for _ in range(4) for row in producer.send(records, retry_s=3.0)]
+            return outcomes + send(client, topic, records, retry_s=3.0)
+
+    outcomes = await asyncio.to_thread(by_the_client)
+    assert all(outcome.is_written for outcome in outcomes), outcomes
+    found += [outcome.partition for outcome in outcomes]
+    assert set(found) == {0, 2}, found
+    cluster.start_node("broker-2")
+    await cluster.wait_healthy()
+    answer = await cluster.ask("POST", f"{cluster.url(1)}/topics/{topic}", keyed)
+    assert (answer.status, answer.body["offsets"][0]["partition"]) == (200, 1), answer
 
 
 async def test_rule_m7_a_machine_that_stood_still_fences_nobody(cluster: LiveCluster) -> None:

@@ -15,10 +15,10 @@ from broker.record.batch import HEADER_SIZE, BatchSlice, RecordFormat, parse_hea
 from broker.record.compression import ZSTD, PackedSlice, lines_of, pack
 from broker.record.lines import encode_batches, key_view, oversized
 from broker.record.render import skip_lines, splice_timestamps
-from broker.record.values import partition_for_key
 from broker.server.health import ClusterHealth, Damage, judge, tally_partitions
 from broker.server.local_partitions import check_seen
 from broker.server.metadata_requests import MetadataLogPage, QuorumView
+from broker.server.produce import KeylessPlacement
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_NONE,
@@ -32,7 +32,7 @@ from broker.server.requests import (
     ProduceRequest,
     RecordResult,
 )
-from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     BrokerId,
     ClusterId,
@@ -43,6 +43,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from raft_metadata.common.record_placement import partition_for_key, partition_of
 from raft_metadata.image.image_view import Plain, image_at
 from raft_metadata.image.metadata_image import (
     ConfigKey,
@@ -58,12 +59,17 @@ if TYPE_CHECKING:
 
     from broker.coordinator.group_messages import A, GroupDescription, GroupRequest
     from broker.record.lines import ProduceRecord
+    from raft_metadata.common.record_placement import Partitioner
     from raft_metadata.records.commands import A as AdminAnswer
     from raft_metadata.records.commands import Command, CreateTopic, DeleteTopic
 
 CLUSTER_ID = ClusterId("QuorumlogTestCluster01")
 NOW_MS = 1_700_000_000_000
 APPEND_MS = NOW_MS
+NO_LEADER = KafkaError(
+    ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader", outcome=Outcome.NOT_WRITTEN
+)
+"""Result of a record for a partition without a leader."""
 
 
 @dataclass
@@ -145,10 +151,12 @@ class FakeDirect:
             first = request.records[0]
             if len(request.records) > 1 or first.partition is not None:
                 return False
-            key = key_view(first, request.stored_as)
-            count = len(topic.partitions)
-            partition = PartitionId(0 if key is None else partition_for_key(key, count))
+            key, count = key_view(first, request.stored_as), len(topic.partitions)
+            place = apis.keyless.next_of(topic) if key is None else partition_for_key(key, count)
+            partition = PartitionId(place)
         if partition >= len(topic.partitions) or len(request.body) > apis.max_message_bytes:
+            return False
+        if not topic.partitions[partition].has_leader:
             return False
         self.taken += 1
         if self.fate is None:
@@ -275,6 +283,8 @@ class FakeBrokerApis:
         self.max_message_bytes = 1_048_576
         self.fetching = asyncio.Event()
         self.held: HeldFetches | None = None
+        self.keyless = KeylessPlacement(bytes)
+        """Begins with partition 0 of each topic."""
         self.metadata = FakeMetadata(self)
         self.direct = FakeDirect(self)
         self.group_answers: dict[type, object] = {}
@@ -371,6 +381,9 @@ class FakeBrokerApis:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {topic} not found")
         return found
 
+    def next_keyless(self, topic: TopicImage, partitioner: Partitioner) -> Callable[[], int]:
+        return self.keyless.for_request(topic, partitioner)
+
     def record_time_ms(self, topic: TopicImage) -> int | None:
         return None if topic.name in self.append_times else NOW_MS
 
@@ -385,6 +398,7 @@ class FakeBrokerApis:
         if (most := max(record.partition or 0 for record in request.records)) >= count:
             text = f"Topic {topic.name} has no partition {most}: it has {count}, numbered from 0"
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+        next_keyless = self.next_keyless(topic, request.partitioner)
         results: list[RecordResult] = []
         large = oversized(request.records, self.max_message_bytes)
         for index, record in enumerate(request.records):
@@ -397,8 +411,11 @@ class FakeBrokerApis:
             partition = request.partition
             if partition is None:
                 key = key_view(record, request.key_format)
-                chosen = 0 if key is None else partition_for_key(key, len(topic.partitions))
-                partition = PartitionId(chosen if record.partition is None else record.partition)
+                place = partition_of(record.partition, key, len(topic.partitions), next_keyless)
+                partition = PartitionId(place)
+            if not topic.partitions[partition].has_leader:
+                results.append(RecordResult(None, None, NO_LEADER))
+                continue
             log = self.logs[request.topic, partition]
             self.append_records(log, [record], request.key_format, request.value_format)
             offset = -1 if request.acks == ACKS_NONE else log.end - 1

@@ -296,6 +296,22 @@ async def test_a_record_that_is_refused_ends_with_exit_1_and_says_so(shell: Shel
     assert written.lines[0] == "written 1 records to flights"
 
 
+async def test_lines_without_a_key_go_where_the_partitioner_says(shell: Shell) -> None:
+    """Batch by batch by default, one by one with round_robin; never to one without a leader."""
+    shell.door.apis.add_topic("wide", 3)
+    shell.door.apis.change_partition("wide", 1, leader=-1)
+    sticky = await shell("produce", "wide", "--format", "json", stdin="1\n2\n3\n4\n")
+    assert {place: row["count"] for place, row in sticky.json["partitions"].items()} == {"0": 4}
+    chosen = ("--partitioner", "round_robin", "--format", "json")
+    turns = await shell("produce", "wide", *chosen, stdin="1\n2\n3\n4\n")
+    assert {place: row["count"] for place, row in turns.json["partitions"].items()} == {
+        "0": 2,
+        "2": 2,
+    }
+    wrong = await shell("produce", "wide", "--partitioner", "murmur2", stdin="1\n")
+    assert (wrong.code, wrong.out) == (2, "")
+
+
 async def test_a_line_that_is_too_long_does_not_lose_the_lines_before_it(shell: Shell) -> None:
     """The lines of its batch that were not sent yet had been dropped."""
     data = b"1\n2\n" + b"x" * 16_100_000 + b"\n4\n"

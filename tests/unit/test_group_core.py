@@ -520,6 +520,7 @@ def test_names_and_partitions_that_are_not_there() -> None:
         ("request_timeout_ms", 0, 60_000),
         ("fetch_min_bytes", -1, 10_000_000),
         ("auto_commit_interval_ms", 1, 86_400_000),
+        ("max_poll_records", 1, 100_000),
     ],
 )
 def test_settings_have_limits(field: str, lowest: int, highest: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -163,6 +164,56 @@ async def test_bytes_that_are_no_json_stop_a_json_reader_where_they_stand(world:
     target = SeekTarget(T, PartitionId(0), 2)
     await world.ask(Seek(group=G, instance=InstanceId("a"), targets=(target,)))
     assert await world.places("a") == []
+
+
+async def test_text_shows_strings_and_json_and_stops_at_bytes_that_are_no_utf_8(
+    world: World,
+) -> None:
+    await world.join("a", replace(JSON, format="text"))
+    await world.produce(0, b'{"a": 1}', b'"x"', b"null")
+    await world.produce(0, b'"w6Q="', binary=True)
+    answer = await world.poll("a")
+    assert [record["value"] for record in json.loads(answer.body)] == ['{"a": 1}', '"x"', None, "ä"]
+    assert answer.format == "text"
+    await world.produce(0, b'"/w=="', binary=True)
+    with pytest.raises(KafkaError) as refusal:
+        await world.places("a")
+    assert refusal.value.code is ErrorCode.UNREADABLE_RECORD
+    assert "value deserialization error for format text at offset 4" in refusal.value.message
+
+
+async def test_max_poll_records_cuts_a_read_and_skips_nothing(world: World) -> None:
+    await world.join("a", replace(JSON, max_poll_records=3))
+    await world.produce(0, b"1", b"2")
+    await world.produce(0, b"3", b"4", b"5")
+    await world.produce(1, b"6", b"7")
+    found = []
+    for _ in range(3):
+        places = await world.places("a")
+        assert len(places) <= 3
+        found.append(places)
+    assert found[0] == [(0, 0), (0, 1), (0, 2)]
+    assert sorted(place for places in found for place in places) == (
+        [(0, offset) for offset in range(5)] + [(1, 0), (1, 1)]
+    )
+    assert await world.places("a") == []
+
+
+async def test_max_poll_records_ends_a_read_that_waits_for_more_bytes(world: World) -> None:
+    await world.join("a", replace(JSON, max_poll_records=2, fetch_min_bytes=-1))
+    await world.produce(0, b"1", b"2", b"3")
+    async with asyncio.timeout(10):
+        assert await world.places("a", 60_000) == [(0, 0), (0, 1)]
+
+
+async def test_a_cut_read_is_acknowledged_up_to_its_cut(world: World) -> None:
+    """Rule G5: the token covers what was sent, not what was fetched for it."""
+    await world.join("a", replace(JSON, max_poll_records=2))
+    await world.produce(0, *[b"1"] * 5)
+    first = await world.poll("a", after="0")
+    again = await world.poll("a", after="0")
+    assert json.loads(again.body) == json.loads(first.body)
+    assert await world.places("a", after=again.token) == [(0, 2), (0, 3)]
 
 
 async def test_formats(world: World) -> None:

@@ -133,7 +133,8 @@ async def test_requests_on_one_connection_are_answered_in_order() -> None:
         for number in range(20):
             body = produce % number
             writer.write(
-                b"POST /topics/flights HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"POST /topics/flights/partitions/0 HTTP/1.1\r\nHost: x\r\n"
+                b"Content-Type: application/json\r\n"
                 b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
             )
         offsets = [(await read_answer(reader)).json["offsets"][0]["offset"] for _ in range(20)]

@@ -19,7 +19,7 @@ from broker.server.direct_requests import DirectRequests
 from broker.server.forwarded_produce import PlacedRecords
 from broker.server.local_partitions import Append
 from broker.server.peer_codec import PeerRequestKind
-from broker.server.produce import ProduceRouting, check_claimed, refused_whole
+from broker.server.produce import KeylessPlacement, ProduceRouting, check_claimed, refused_whole
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_LEADER,
@@ -97,7 +97,9 @@ class Front:
             data_dir=Path("/nowhere"), advertised_http="", advertised_peer="",
         )  # fmt: skip
         fake: Any = shell
-        self.direct = DirectRequests(config, fake, fake, LiveConfigs(config), shell.forwards)
+        self.direct = DirectRequests(
+            config, fake, fake, LiveConfigs(config), shell.forwards, KeylessPlacement(bytes)
+        )
 
     def produce(
         self, count: int = 1, timeout_ms: int = 5_000, acks: int = ACKS_ALL, value: bytes = b"1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -29,6 +30,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import EPOCH_MAX, Claim
 from raft_metadata.common.sequenced_sender import PendingProduce, SequencedSender
 from tests.support.doors.http import sender_of, set_producer_epoch
+from tests.support.waiting import until
 
 T = TypeVar("T")
 
@@ -41,6 +43,8 @@ class Broker:
         self.trouble = trouble
         self.logs: list[list[object]] = [[], [], []]
         self.states = [ProducerStates() for _ in self.logs]
+        self.leaders = [1, 1, 1]
+        self.lookups = 0
         self.requests = self.under_way = self.most_under_way = 0
 
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
@@ -49,8 +53,9 @@ class Broker:
         if path == "/v3/clusters/c/producer-ids":
             return Answer(status=200, body=b'{"producer_id":7}')
         if path == "/topics/t/partitions":
-            rows = b'[{"partition":0},{"partition":1},{"partition":2}]'
-            return Answer(status=200, body=rows)
+            self.lookups += 1
+            rows = [{"partition": n, "leader": leader} for n, leader in enumerate(self.leaders)]
+            return Answer(status=200, body=orjson.dumps(rows))
         assert method == "POST"
         number = int(path.partition("?")[0].rpartition("/")[2])
         self.requests += 1
@@ -147,6 +152,50 @@ def test_invariant_t1_the_blocking_producer_repeats_until_it_is_known(seed: int)
         assert [outcome.offset for outcome in outcomes] == [2 * number, 2 * number + 1]
     assert broker.logs[1] == [[0, number // 2] for number in range(80)]
     assert broker.requests > 40
+
+
+def test_keyless_batches_pass_a_partition_without_a_leader() -> None:
+    broker = Broker(1, 0.0)
+    broker.leaders = [1, -1, 2]
+    producer = Producer(cast("Client", broker), "t")
+    for number in range(6):
+        outcomes = producer.send([NewRecord(b"%d" % number)] * 2)
+        assert all(outcome.is_written for outcome in outcomes)
+    assert [len(log) for log in broker.logs] == [6, 0, 6]
+
+
+def test_a_producer_learns_again_which_partitions_have_leaders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Broker(1, 0.0)
+    producer = Producer(cast("Client", broker), "t")
+    producer.send([NewRecord(b"0")])
+    broker.leaders = [-1, 1, -1]
+    monkeypatch.setattr("http_api.client.idempotent.LEADERS_AGE_S", 60.0)
+    at_s = time.monotonic()
+    monkeypatch.setattr("http_api.client.idempotent.time.monotonic", lambda: at_s + 6)
+    before = [len(log) for log in broker.logs]
+    for number in range(4):
+        producer.send([NewRecord(b"%d" % number)])
+    after = [len(log) for log in broker.logs]
+    assert [end - start for start, end in zip(before, after, strict=True)] == [0, 4, 0]
+
+
+async def test_an_async_producer_learns_it_beside_its_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("http_api.client.idempotent.LEADERS_AGE_S", 0.0)
+    broker = AsyncBroker(1, 0.0)
+    async with AsyncProducer(cast("AsyncClient", broker), "t") as producer:
+        broker.leaders = [1, 1, -1]
+        await producer.send([NewRecord(b"0", partition=2)])  # places nothing, asks nothing
+        assert broker.lookups == 1
+        await producer.send([NewRecord(b"1", partition=0), NewRecord(b"1")])
+        await until(lambda: broker.lookups >= 2)
+        before = len(broker.logs[2])
+        for number in range(6):
+            await producer.send([NewRecord(b"%d" % number)])
+    assert len(broker.logs[2]) == before
 
 
 def test_an_unknown_outcome_does_not_stop_later_batches() -> None:

@@ -1,4 +1,4 @@
-"""The bytes view, the partition of a key, and every format through every door."""
+"""The bytes view, and every format through every door."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 from broker.record.batch import BatchSlice, RecordFormat, attributes_of, build_header, parse_header
 from broker.record.render import (
     before_offset,
+    first_records,
     lines_to_array,
     render_v2,
     skip_lines,
     splice_timestamps,
 )
-from broker.record.values import RecordNotJsonError, bytes_view, partition_for_key
+from broker.record.values import RecordNotJsonError, bytes_view
 
 JSON, BINARY, STRING = RecordFormat.JSON, RecordFormat.BINARY, RecordFormat.STRING
 
@@ -37,23 +38,6 @@ JSON, BINARY, STRING = RecordFormat.JSON, RecordFormat.BINARY, RecordFormat.STRI
 )
 def test_the_bytes_view(text: bytes, record_format: RecordFormat, view: bytes | None) -> None:
     assert bytes_view(text, record_format) == view
-
-
-@pytest.mark.parametrize(
-    ("key", "crc", "of_6", "of_12"),
-    [
-        (b"", 0x00000000, 0, 0),
-        (b"123456789", 0xCBF43926, 2, 2),
-        (b'"AA"', 0x662560FE, 0, 6),
-        (b"AA", 0xA9601DBD, 3, 9),
-        ('"é"'.encode(), 0x1233D6F4, 2, 8),
-        (b'{"id": 1}', 0x56D44085, 3, 9),
-    ],
-)
-def test_vectors_of_partition_for_key(key: bytes, crc: int, of_6: int, of_12: int) -> None:
-    """The same in the docs, the SDK and Spark: crc32 of the bytes view, modulo partitions."""
-    assert partition_for_key(key, 1 << 32) == crc
-    assert (partition_for_key(key, 6), partition_for_key(key, 12)) == (of_6, of_12)
 
 
 def piece(
@@ -130,6 +114,28 @@ def test_rule_r7_a_read_ends_before_an_offset_also_where_there_are_holes(dense: 
             assert all(each.next_offset == min(end, found.next_offset) for each in slices)
 
 
+@pytest.mark.parametrize("dense", [True, False])
+def test_rule_r7_the_first_records_end_before_the_next_one_also_where_there_are_holes(
+    dense: bool,
+) -> None:
+    offsets = [5, 6, 7] if dense else [5, 8, 9]
+    texts = [b'{"offset":%d,"k":1}' % offset for offset in offsets]
+    whole = piece(*texts)
+    if not dense:
+        header = whole.header._replace(last_offset_delta=4)
+        whole = whole._replace(header=header, next_offset=10)
+    more = piece(b'{"offset":12,"k":1}', base=12)
+    nothing = more._replace(lines=b"", count=0)
+    every = [(offset, text) for offset, text in zip(offsets, texts, strict=True)]
+    every.append((12, b'{"offset":12,"k":1}'))
+    for count in range(1, 7):
+        slices, end = first_records([whole, nothing, more], count)
+        lines = b"".join(bytes(each.lines) for each in slices).splitlines()
+        assert lines == [text for _, text in every[:count]]
+        assert sum(each.count for each in slices) == len(lines)
+        assert end == (every[count][0] if count < len(every) else None)
+
+
 def test_the_v2_shape_keeps_the_clients_text() -> None:
     batch = piece(
         b'{"offset":5,"key":"k","value":{"b": 10000000000000000000001,"b":2}}',
@@ -154,6 +160,12 @@ def test_the_v2_shape_keeps_the_clients_text() -> None:
         ('"é"'.encode(), STRING, JSON, "é"),
         (b'"' + base64.b64encode(b' {"a":\n1}') + b'"', BINARY, JSON, {"a": 1}),
         (b'"QUE="', BINARY, BINARY, "QUE="),
+        (b'{"a": 1}', JSON, STRING, '{"a": 1}'),
+        (b'"AA"', JSON, STRING, '"AA"'),
+        (b"1e400", JSON, STRING, "1e400"),
+        ('"\\u0000é"'.encode(), STRING, STRING, "\0é"),
+        (b'"w6k="', BINARY, STRING, "é"),
+        (b"null", JSON, STRING, None),
         (b"null", BINARY, JSON, None),
         (b"null", JSON, BINARY, None),
         (b"null", STRING, BINARY, None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 import pyarrow as pa
@@ -20,15 +20,18 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from broker.record.values import partition_for_key
 from http_api.client.calls import Answer, ApiError, Call, ClientError, OutcomeUnknownError
+from raft_metadata.common.record_placement import partition_for_key
 from spark_source import encoding
 from spark_source.encoding import Chunk, body_of, encode
 from spark_source.errors import NotServedError, RejectedError, SchemaError
 from spark_source.options import SinkOptions, sink_options
 from spark_source.schema import HEADERS_ARROW, HEADERS_COLUMN
 from spark_source.sender import Sender
-from spark_source.writer import check_columns
+from spark_source.writer import Topics, check_columns
+
+if TYPE_CHECKING:
+    from spark_source.cluster import Cluster
 
 
 def options(**given: str) -> SinkOptions:
@@ -48,6 +51,36 @@ class FakePlacement:
     def unkeyed(self, topic: str) -> int:
         self.runs += 1
         return (self.runs - 1) % self.count
+
+
+class LedTopics:
+    """A cluster in which each partition of any topic has a leader, or has none."""
+
+    def __init__(self, *has_leader: bool) -> None:
+        self.has_leader = list(has_leader)
+        self.lookups = 0
+
+    def learn_leaders(self, name: str) -> list[bool]:
+        self.lookups += 1
+        return self.has_leader
+
+
+@pytest.mark.parametrize(
+    ("has_leader", "runs"),
+    [
+        ([True] * 3, [1, 2, 0, 1]),
+        ([True, False, True], [2, 0, 2, 0]),
+        ([False, False], [1, 0, 1, 0]),
+    ],
+)
+def test_runs_without_a_key_pass_partitions_without_a_leader(
+    has_leader: list[bool], runs: list[int]
+) -> None:
+    cluster = LedTopics(*has_leader)
+    topics = Topics(cast("Cluster", cluster), start=lambda bits: (1 << bits) // 2 - 1)
+    assert topics.partitions("t") == len(has_leader)
+    assert [topics.unkeyed("t") for _ in runs] == runs
+    assert cluster.lookups == 1
 
 
 def chunks(batch: pa.RecordBatch, wanted: SinkOptions, count: int = 1) -> list[Chunk]:

@@ -22,7 +22,14 @@ from http_api.contract.operations.parameters import (
     WordParameter,
 )
 from http_api.contract.operations.schemas import AnyValue, ByName
-from http_api.contract.operations.shared import BASE_URL, FROM_LEADER, SEEN_EPOCH, TOPIC, TOPIC_ID
+from http_api.contract.operations.shared import (
+    BASE_URL,
+    FROM_LEADER,
+    ISOLATION,
+    SEEN_EPOCH,
+    TOPIC,
+    TOPIC_ID,
+)
 
 _TAG: Final = "Records"
 _METADATA: Final = "Topics"
@@ -152,6 +159,7 @@ RECORDS: Final = Operation(
         INCLUDE,
         FRAMES,
         RACK,
+        ISOLATION,
         LEADER_EPOCH,
         SEEN_EPOCH,
         READ_TOPIC_ID,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode
-from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
+from http_api.contract.media_types import V2, V2_BINARY, V2_JSON, V2_TEXT
 from http_api.contract.operations.declaration import (
     Body,
     Header,
@@ -28,6 +28,7 @@ from http_api.contract.operations.shared import (
     FROM_COORDINATOR,
     GROUP,
     INSTANCE,
+    ISOLATION,
     NAME_SCHEMA,
     TOPIC,
 )
@@ -152,7 +153,7 @@ CREATE: Final = Operation(
         fields={
             "id": _TEXT,
             "name": _TEXT,
-            "format": {"enum": ["json", "binary", "avro", "jsonschema", "protobuf", None]},
+            "format": {"enum": ["json", "binary", "text", "avro", "jsonschema", "protobuf", None]},
             "auto.offset.reset": _TEXT,
             "auto.commit.enable": _TEXT_OR_FLAG,
             "enable.auto.commit": _TEXT_OR_FLAG,
@@ -160,6 +161,8 @@ CREATE: Final = Operation(
             "session.timeout.ms": _TEXT_OR_NUMBER,
             "fetch.min.bytes": _TEXT_OR_NUMBER,
             "consumer.request.timeout.ms": _TEXT_OR_NUMBER,
+            "max.poll.records": _TEXT_OR_NUMBER,
+            "isolation.level": {"enum": [*ISOLATION.words, None]},
             "client.id": _TEXT,
             "client.rack": _TEXT,
             "group.instance.id": _TEXT,
@@ -175,9 +178,7 @@ CREATE: Final = Operation(
             shapes.created_instance(INSTANCE, f"{BASE_URL}/consumers/{GROUP}/instances/{INSTANCE}"),
             content_type=V2,
             headers=(
-                Header(
-                    shapes.IGNORED_HEADER, "Settings without an effect here.", "max.poll.records"
-                ),
+                Header(shapes.IGNORED_HEADER, "Settings without an effect here.", "check.crcs"),
             ),
         ),
     ),
@@ -219,7 +220,7 @@ RECORDS: Final = Operation(
     summary="Read the next records of the group",
     carries_records=True,
     description="Moves positions, so it is no pure read. Waits for a first record.",
-    parameters=(TIMEOUT, MAX_BYTES, AFTER),
+    parameters=(TIMEOUT, MAX_BYTES, AFTER, ISOLATION),
     replies=(
         Reply(
             200,
@@ -231,6 +232,7 @@ RECORDS: Final = Operation(
                     | {"key": AnyValue("alice"), "value": AnyValue({"id": 1}), "offset": 12}
                 ],
                 V2_BINARY: [_EXAMPLE_PLACE | {"key": "YQ==", "value": "MQ==", "offset": 12}],
+                V2_TEXT: [_EXAMPLE_PLACE | {"key": "alice", "value": "1", "offset": 12}],
             },
             headers=(
                 Header(shapes.READ_TOKEN_HEADER, "Token of this answer.", "7-1", is_constant=True),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from http_api.contract.errors import RestCode
 from http_api.contract.idempotence import HEADER_LIMITS
-from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
+from http_api.contract.media_types import V2, V2_BINARY, V2_JSON, V2_TEXT
 from http_api.contract.operations.declaration import (
     CLUSTER,
     Body,
+    Header,
     Operation,
+    no_content,
     reply,
 )
 from http_api.contract.operations.parameters import (
@@ -20,7 +23,8 @@ from http_api.contract.operations.parameters import (
     WordParameter,
 )
 from http_api.contract.operations.schemas import Either, nullable
-from http_api.contract.operations.shared import CLUSTER_ID, TOPIC
+from http_api.contract.operations.shared import CLUSTER_ID, TOPIC, TOPIC_ID
+from raft_metadata.common.record_placement import Partitioner
 
 _TAG: Final = "Records"
 
@@ -44,8 +48,38 @@ TIMEOUT: Final = IntegerParameter(
 )
 ASYNC: Final = FlagParameter(
     "async",
-    description="The Strimzi bridge's; without an effect: every produce is answered when written.",
+    description=(
+        "The Strimzi bridge's. `true`: 204 without a body, where all records were written; every "
+        "produce is answered when it is."
+    ),
     example=False,
+)
+PARTITIONER: Final = WordParameter(
+    "partitioner",
+    words=tuple(one.value for one in Partitioner),
+    default=Partitioner.STICKY.value,
+    description=(
+        "Where records without a partition and a key go, among the partitions with a leader. "
+        "`sticky`: all of a request or batch to one, the next one's to the next. `round_robin`: "
+        "each to the next one."
+    ),
+    example=Partitioner.ROUND_ROBIN.value,
+)
+KEY_FORMAT, VALUE_FORMAT = (
+    WordParameter(
+        f"{half}_format",
+        words=("json", "string", "binary"),
+        description=f"Format of each {half}, instead of the one that the Content-Type names.",
+        example="string",
+    )
+    for half in ("key", "value")
+)
+ROWS: Final = WordParameter(
+    "receipts",
+    words=("all", "range"),
+    default="all",
+    description="`range`: where all records were written, ranges of offsets instead of rows.",
+    example="range",
 )
 RECEIPTS: Final = WordParameter(
     "receipts",
@@ -71,6 +105,14 @@ PRODUCER_HEADERS: Final = tuple(
         strict=True,
     )
 )
+
+TOPIC_ID_HEADER: Final = "Quorumlog-Topic-Id"
+PARTITIONS_HEADER: Final = "Quorumlog-Partitions"
+_TOPIC_HEADERS: Final = (
+    Header(TOPIC_ID_HEADER, "Id of the topic that was written to.", TOPIC_ID),
+    Header(PARTITIONS_HEADER, "Number of partitions over which keys are spread.", 6),
+)
+"""Headers of every answer about a topic that is there."""
 
 _TEXT_OR_NULL: Final = nullable({"type": "string"})
 _V2_RECORD: Final[dict[str, Any]] = {
@@ -105,12 +147,13 @@ _WRITING: Final = (
 )
 
 
-def _v2_produce(path: str, summary: str) -> Operation:
+def _v2_produce(path: str, summary: str, *more: WordParameter) -> Operation:
     rows = {
         "offsets": [{"partition": 0, "offset": 12, "error_code": None, "error": None}],
         "key_schema_id": None,
         "value_schema_id": None,
     }
+    ranges = {"ranges": [{"partition": 0, "base_offset": 12, "count": 1}]}
     return Operation(
         "POST",
         path,
@@ -121,7 +164,7 @@ def _v2_produce(path: str, summary: str) -> Operation:
             "One row for each record, in the order of the request. Rows of failed records have "
             "`error_code` and `error`; where the cluster failed, `retriable` and `outcome`, too."
         ),
-        parameters=(ACKS, TIMEOUT, ASYNC),
+        parameters=(ACKS, TIMEOUT, ASYNC, ROWS, KEY_FORMAT, VALUE_FORMAT, *more),
         headers=PRODUCER_HEADERS,
         body=Body(
             fields={
@@ -130,17 +173,28 @@ def _v2_produce(path: str, summary: str) -> Operation:
             },
             needed=("records",),
             example={"records": [{"key": "alice", "value": {"id": 1}}]},
-            media_types=(V2_JSON, V2_BINARY),
+            media_types=(V2_JSON, V2_BINARY, V2_TEXT),
         ),
         replies=(
-            reply(rows, "Rows of the records.", content_type=V2),
+            reply(
+                Either(rows, ranges),
+                "Rows of the records, or ranges of their offsets.",
+                headers=_TOPIC_HEADERS,
+                content_type=V2,
+            ),
+            replace(
+                no_content("All records are written, with `async=true`.", content_type=V2),
+                headers=_TOPIC_HEADERS,
+            ),
             reply(
                 rows,
                 "No record was written, and a retry may succeed.",
                 503,
+                headers=_TOPIC_HEADERS,
                 content_type=V2,
             ),
         ),
+        error_headers=_TOPIC_HEADERS,
         errors=(
             *_WRITING,
             RestCode.NOT_FOUND,
@@ -153,7 +207,7 @@ def _v2_produce(path: str, summary: str) -> Operation:
     )
 
 
-TO_TOPIC: Final = _v2_produce("/topics/{topic_name}", "Write records to a topic")
+TO_TOPIC: Final = _v2_produce("/topics/{topic_name}", "Write records to a topic", PARTITIONER)
 TO_PARTITION: Final = _v2_produce(
     "/topics/{topic_name}/partitions/{partition_id}", "Write records to a partition"
 )
@@ -205,7 +259,7 @@ STREAM: Final = Operation(
         "for each, in order. What is wrong with one record is said in its receipt; see the "
         "documentation for what ends the stream."
     ),
-    parameters=(ACKS, TIMEOUT, RECEIPTS),
+    parameters=(ACKS, TIMEOUT, PARTITIONER, RECEIPTS),
     headers=PRODUCER_HEADERS,
     body=Body(fields=_V3_FIELDS, example=_V3_RECORD, is_stream=True),
     replies=(
@@ -217,8 +271,10 @@ STREAM: Final = Operation(
             ),
             "Receipts, each on a line: a document of its own for each record; with "
             "`receipts=errors` the counts in the last line.",
+            headers=_TOPIC_HEADERS,
         ),
     ),
+    error_headers=_TOPIC_HEADERS,
     errors=(*_WRITING, RestCode.PAYLOAD),
 )
 BATCH: Final = Operation(
@@ -227,7 +283,7 @@ BATCH: Final = Operation(
     tag=_TAG,
     summary="Write up to a thousand records, each answered on its own",
     carries_records=True,
-    parameters=(ACKS, TIMEOUT),
+    parameters=(ACKS, TIMEOUT, PARTITIONER),
     headers=PRODUCER_HEADERS,
     body=Body(
         fields={
@@ -257,7 +313,9 @@ BATCH: Final = Operation(
             },
             "Entries that were written, and those that were not.",
             207,
+            headers=_TOPIC_HEADERS,
         ),
     ),
+    error_headers=_TOPIC_HEADERS,
     errors=(*_WRITING, RestCode.BATCH),
 )

@@ -16,6 +16,7 @@ from http_api.contract.operations.parameters import (
     IntegerParameter,
     Parameter,
     TextParameter,
+    WordParameter,
 )
 from http_api.contract.v3 import JsonObject, Links
 
@@ -104,6 +105,16 @@ SEEN_EPOCH: Final = IntegerParameter(
         "a lower one catches up first."
     ),
     example=5,
+)
+
+# Isolation of reads
+
+ISOLATION: Final = WordParameter(
+    "isolation",
+    words=("read_uncommitted", "read_committed"),
+    default="read_uncommitted",
+    description="Kafka's; both words mean the same: only committed records are ever read.",
+    example="read_committed",
 )
 
 # Pages of lists

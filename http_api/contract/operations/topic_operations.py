@@ -32,6 +32,8 @@ _TOPICS = "/topics"
 _ONE = "/topics/{topic_name}"
 _EXAMPLE = v3.topic(LINKS, TOPIC, TOPIC_ID, 3, 6)
 _UNKNOWN = (RestCode.UNKNOWN_TOPIC_OR_PARTITION,)
+AUTO_CREATE: Final = "auto_create"
+"""Field of a new topic: create it as a produce would."""
 _WITHOUT_RULES = "Confluent's; without access rules it has no effect."
 
 _PARTITIONS = {"type": ["integer", "null"], "minimum": 1, "maximum": INT32_MAX}
@@ -86,6 +88,13 @@ CREATE: Final = Operation(
                 },
             },
             "validate_only": VALIDATE_ONLY,
+            AUTO_CREATE: {
+                "type": ["boolean", "null"],
+                "description": (
+                    "Create it as a first produce does, by the defaults, unless it is there. No "
+                    "other field may stand beside it."
+                ),
+            },
         },
         needed=("topic_name",),
         example={
@@ -102,9 +111,13 @@ CREATE: Final = Operation(
             201,
             headers=(Header("Location", "URL of the topic.", LINKS.url("topics", TOPIC)),),
         ),
-        reply(_EXAMPLE, "With `validate_only`: the topic that would be created."),
+        reply(
+            _EXAMPLE,
+            "With `validate_only`: the topic that would be created. With `auto_create`: the topic "
+            "that is there.",
+        ),
     ),
-    errors=FROM_CONTROLLER,
+    errors=(RestCode.TOPIC_NOT_FOUND, *FROM_CONTROLLER),
 )
 GROW: Final = Operation(
     "PATCH",

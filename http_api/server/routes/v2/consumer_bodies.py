@@ -32,6 +32,7 @@ from http_api.contract.group_shapes import (
     is_setting_name,
 )
 from http_api.contract.media_types import V2, EmbeddedFormat, produce_format
+from http_api.contract.operations.shared import ISOLATION
 from http_api.server.request_parsing import (
     INT32_MAX,
     OFFSET_MAX,
@@ -186,12 +187,15 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "consumer.request.timeout.ms": ("request_timeout_ms", _integer),
     "requestWaitMs": ("request_timeout_ms", _integer),
     "session.timeout.ms": ("session_timeout_ms", _integer),
+    "max.poll.records": ("max_poll_records", _integer),
     "client.rack": ("rack", _rack),
     "group.instance.id": ("static_id", _static_id),
     "partition.assignment.strategy": ("assignors", _assignors),
 }
 """Key of the body → (field of `ConsumerSettings`, function that decodes its value)."""
 _NAMES = ("id", "name", "client.id")
+ISOLATION_LEVEL = "isolation.level"
+"""A setting that is checked and has no effect: only committed records are ever read."""
 
 
 def _settings(given: dict[str, Any]) -> ConsumerSettings:
@@ -200,16 +204,19 @@ def _settings(given: dict[str, Any]) -> ConsumerSettings:
     for key, (field, read) in _SETTINGS.items():
         if key in given:
             chosen[field] = read(key, given[key])
+    level = given.get(ISOLATION_LEVEL, ISOLATION.default)
+    if not isinstance(level, str) or level.lower() not in ISOLATION.words:
+        raise _bad_setting(ISOLATION_LEVEL, level, " or ".join(ISOLATION.words))
     strimzi = "enable.auto.commit" in given and "auto.commit.enable" not in given
     return ConsumerSettings(**chosen, strimzi=strimzi)
 
 
 def _ignored(given: dict[str, Any]) -> tuple[str, ...]:
     """Return the dotted keys that have no effect here, sorted; any other unknown key is refused."""
-    unknown = sorted(given.keys() - _SETTINGS.keys() - set(_NAMES))
+    unknown = sorted(given.keys() - _SETTINGS.keys() - {*_NAMES, ISOLATION_LEVEL})
     for key in unknown:
         if not is_setting_name(key):
-            expected = ", ".join(("name", *_SETTINGS))
+            expected = ", ".join(("name", *_SETTINGS, ISOLATION_LEVEL))
             text = (
                 f"Unrecognized field: {excerpt(key)}; expected {expected}, or a setting of Kafka's"
             )
@@ -225,7 +232,7 @@ def _instance_name(given: dict[str, Any]) -> InstanceId | None:
     for key in ("id", "name"):
         name = _text(given, key)
         if name is not None:
-            return InstanceId(check_name_in_body("instance_name", name))
+            return InstanceId(check_name_in_body("instance", name))
     return None
 
 

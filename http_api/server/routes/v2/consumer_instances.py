@@ -31,14 +31,16 @@ from broker.coordinator.group_messages import (
 from http_api.contract import group_shapes
 from http_api.contract.errors import REST_STATUS, RestCode, RestError
 from http_api.contract.media_types import (
-    CONSUMER_REPLIES,
+    RECORD_REPLIES,
     V2,
+    V2_REPLIES,
     EmbeddedFormat,
     accepted_formats,
     choose_reply,
     embedded_type,
 )
 from http_api.contract.operations import instance_operations as declared
+from http_api.contract.operations.shared import ISOLATION
 from http_api.contract.v2 import check_name
 from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import ERROR_TYPE, MOVES_POSITIONS, json_reply, reply
@@ -66,7 +68,6 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 _ALL_FORMATS = frozenset(embedded.value for embedded in EmbeddedFormat)
-_RECORD_TYPES = {embedded_type(name): embedded_type(name) for name in sorted(_ALL_FORMATS)}
 _TEXTS = {
     ErrorCode.UNKNOWN_MEMBER_ID: group_shapes.INSTANCE_NOT_FOUND,
     ErrorCode.INSTANCE_ALREADY_EXISTS: group_shapes.INSTANCE_EXISTS,
@@ -104,7 +105,7 @@ class ConsumerRoutes:
     async def create(self, request: web.Request, group: str) -> web.Response:
         """Create an instance of the group; its name is the client's, or generated."""
         group_id = GroupId(check_name("group_name", group))
-        check_accept(request, CONSUMER_REPLIES)
+        check_accept(request, V2_REPLIES)
         limit = self._limits.max_body_bytes
         wanted = bodies.new_instance(await bodies.read_object(request, limit, bodies.NEW_INSTANCE))
         made = await self._send_to_coordinator(
@@ -193,9 +194,10 @@ class ConsumerRoutes:
         accept = accept_of(request)
         accepted = accepted_formats(accept)
         if not accepted:
-            raise not_acceptable(request, *_RECORD_TYPES)
+            raise not_acceptable(request, *map(embedded_type, sorted(_ALL_FORMATS)))
         if accepted != _ALL_FORMATS:
-            request[ERROR_TYPE] = choose_reply(accept, _RECORD_TYPES) or V2
+            request[ERROR_TYPE] = choose_reply(accept, RECORD_REPLIES) or V2
+        ISOLATION.read(request.query)
         limits = self._limits
         poll = Poll(
             group=group_id,
@@ -243,6 +245,7 @@ class ConsumerRoutes:
         fields = await bodies.read_object(
             request, self._limits.max_body_bytes, bodies.OFFSETS, empty_needs_no_type=True
         )
+        declared.ASYNC.read(request.query)
         offsets = bodies.commit(fields)
         done = await self._send_to_coordinator(
             Commit(
@@ -315,7 +318,7 @@ class ConsumerRoutes:
 
 def _names(group: str, instance: str) -> tuple[GroupId, InstanceId]:
     group_id = GroupId(check_name("group_name", group))
-    return group_id, InstanceId(check_name("instance_name", instance))
+    return group_id, InstanceId(check_name("instance", instance))
 
 
 async def _answer(
@@ -326,7 +329,7 @@ async def _answer(
 ) -> web.Response:
     """Check the names in an instance's path, then Accept; answer a None of the handler with 204."""
     names = _names(group, instance)
-    check_accept(request, CONSUMER_REPLIES)
+    check_accept(request, V2_REPLIES)
     value = await handler(request, *names)
     return reply(b"", V2, 204) if value is None else json_reply(value, V2)
 

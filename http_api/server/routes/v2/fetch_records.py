@@ -44,6 +44,7 @@ from http_api.contract.media_types import (
     choose_reply,
 )
 from http_api.contract.operations import fetch_operations as declared
+from http_api.contract.operations.shared import ISOLATION
 from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answer_coding import MAY_GZIP
 from http_api.server.answers import ERROR_TYPE, reply
@@ -108,6 +109,7 @@ class FetchRoutes:
         if content_type is None:
             raise not_acceptable(request, V2_JSON, V2_BINARY, NDJSON, LINES)
         request[ERROR_TYPE] = content_type
+        ISOLATION.read(request.query)
         include = _include(request.query, content_type)
         packed = _takes_frames(request, content_type, include)
         many = _reads_many(request.query)

@@ -7,6 +7,8 @@ uses `read_records` and `answer_with_failures`, so both ways answer alike.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import orjson
@@ -33,7 +35,7 @@ from http_api.contract.media_types import (
     produce_format,
 )
 from http_api.contract.operations import produce_operations as declared
-from http_api.server.answers import reply
+from http_api.server.answers import PRODUCED_TOPIC, ProducedTopic, reply
 from http_api.server.image_lookup import (
     find_topic,
     partition_not_found,
@@ -48,6 +50,7 @@ from http_api.server.request_parsing import (
     unsupported_media_type,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.record_placement import Partitioner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,8 +66,33 @@ ACKS: Mapping[str, int] = {"all": ACKS_ALL, "-1": ACKS_ALL, "1": ACKS_LEADER, "0
 STORED_FORMATS = {
     EmbeddedFormat.JSON: RecordFormat.JSON,
     EmbeddedFormat.BINARY: RecordFormat.BINARY,
+    EmbeddedFormat.TEXT: RecordFormat.STRING,
 }
+_JSON = RecordFormat.JSON
+_FORMATS: Mapping[str, RecordFormat] = {form.name.lower(): form for form in RecordFormat}
 _EXPECTED_BODY = 'expected {"records":[{"key"?,"value"?,"partition"?,"timestamp"?,"headers"?}, …]}'
+
+
+class AnswerForm(Enum):
+    """The form of the answer to a produce whose records are all written."""
+
+    ROWS = "all"
+    RANGES = "range"
+    NONE = ""
+    """204 without a body, for ``async=true``: the Strimzi bridge's clients read none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceOptions:
+    """The query parameters of a v2 produce."""
+
+    acks: int = ACKS_ALL
+    timeout_ms: int
+    partitioner: Partitioner = Partitioner.STICKY
+    receipts: AnswerForm = AnswerForm.ROWS
+    key_format: RecordFormat | None = None
+    """None: the format that the Content-Type names; so for ``value_format``."""
+    value_format: RecordFormat | None = None
 
 
 class ProduceRoutes:
@@ -93,38 +121,43 @@ class ProduceRoutes:
     async def _produce(
         self, request: web.Request, topic: TopicName, partition: PartitionId | None
     ) -> web.StreamResponse:
+        request[PRODUCED_TOPIC] = ProducedTopic(topic)
         content_type = request.headers.get(hdrs.CONTENT_TYPE)
         embedded = produce_format(content_type)
         if embedded is None:
             raise unsupported_media_type(content_type, V2_JSON)
         check_accept(request, V2_REPLIES)
-        acks, timeout_ms = acks_and_timeout(request, self._limits)
-        declared.ASYNC.read(request.query)
+        options = _options(request, self._limits)
         claim = claim_of(request.headers)
         stored_as = STORED_FORMATS.get(embedded)
         if stored_as is None:
             await topic_or_404(self._apis, topic, RestCode.TOPIC_NOT_FOUND)
             raise _no_schemas(await read_body(request, self._limits.max_body_bytes), embedded)
+        key_format = stored_as if options.key_format is None else options.key_format
+        value_format = stored_as if options.value_format is None else options.value_format
         produce = ProduceRequest(
             topic=topic,
             records=read_records(
                 await read_body(request, self._limits.max_body_bytes),
-                stored_as,
+                key_format,
+                value_format,
                 self._limits,
                 partition,
             ),
-            key_format=stored_as,
-            value_format=stored_as,
+            key_format=key_format,
+            value_format=value_format,
             partition=partition,
-            acks=acks,
-            timeout_ms=timeout_ms,
+            acks=options.acks,
+            timeout_ms=options.timeout_ms,
             claim=claim,
+            partitioner=options.partitioner,
         )
+        request[PRODUCED_TOPIC] = ProducedTopic(topic, self._apis.image.topic(topic))
         try:
             results = await self._apis.produce(produce)
         except KafkaError as error:
             return await self._answer_refusal(produce, error)
-        return answer(results)
+        return answer(results, options.receipts)
 
     async def _answer_refusal(
         self, produce: ProduceRequest, error: KafkaError
@@ -152,6 +185,38 @@ class ProduceRoutes:
         return answer([RecordResult(None, None, error)] * len(produce.records))
 
 
+def _options(request: web.Request, limits: BrokerLimits) -> ProduceOptions:
+    """Return the query parameters of a produce.
+
+    Raises:
+        RestError: 400/40002 for a value that is not one of the expected.
+    """
+    acks, timeout_ms = acks_and_timeout(request, limits)
+    if not request.query_string:
+        return ProduceOptions(timeout_ms=timeout_ms)
+    query = request.query
+    receipts = AnswerForm(declared.ROWS.read(query))
+    key_format = declared.KEY_FORMAT.read_optional(query)
+    value_format = declared.VALUE_FORMAT.read_optional(query)
+    return ProduceOptions(
+        acks=acks,
+        timeout_ms=timeout_ms,
+        partitioner=partitioner_of(query),
+        receipts=AnswerForm.NONE if declared.ASYNC.read(query) else receipts,
+        key_format=None if key_format is None else _FORMATS[key_format],
+        value_format=None if value_format is None else _FORMATS[value_format],
+    )
+
+
+def partitioner_of(query: Mapping[str, str]) -> Partitioner:
+    """Return the ``partitioner`` of a produce's query; `Partitioner.STICKY` if it is absent.
+
+    Raises:
+        RestError: 400/40002 for another value.
+    """
+    return Partitioner(declared.PARTITIONER.read(query))
+
+
 def acks_and_timeout(request: web.Request, limits: BrokerLimits) -> tuple[int, int]:
     """Return ``acks`` and ``timeout`` of a produce's query, in milliseconds.
 
@@ -164,8 +229,19 @@ def acks_and_timeout(request: web.Request, limits: BrokerLimits) -> tuple[int, i
     return ACKS[declared.ACKS.read(query)], declared.TIMEOUT.read(query, limits)
 
 
-def answer(results: Sequence[RecordResult]) -> web.Response:
-    """Return one row per record, in request order."""
+def answer(results: Sequence[RecordResult], receipts: AnswerForm = AnswerForm.ROWS) -> web.Response:
+    """Return one row per record, in request order; another form only if all are written."""
+    if receipts is not AnswerForm.ROWS:
+        places = [
+            (one.partition, one.offset)
+            for one in results
+            if one.partition is not None and one.offset is not None
+        ]
+        if len(places) < len(results):
+            return answer_with_failures(results)
+        if receipts is AnswerForm.NONE:
+            return reply(b"", V2, 204)
+        return reply(v2.ranges_reply(places), V2)
     row = v2.OFFSET_ROW
     try:
         rows = [row % (result.partition, result.offset) for result in results]
@@ -194,7 +270,11 @@ def answer_with_failures(results: Sequence[RecordResult]) -> web.Response:
 
 
 def read_records(
-    body: bytes, stored_as: RecordFormat, limits: BrokerLimits, partition: PartitionId | None
+    body: bytes,
+    key_format: RecordFormat,
+    value_format: RecordFormat,
+    limits: BrokerLimits,
+    partition: PartitionId | None,
 ) -> Sequence[ProduceRecord]:
     """Return the records of a body within the limits; objects are counted before decoding.
 
@@ -211,8 +291,8 @@ def read_records(
             raise _too_many(f"{objects} JSON objects", "max_objects_per_request", most)
     try:
         records = decode_records(body)
-        if stored_as is not RecordFormat.JSON:
-            check_formats(records, stored_as, stored_as)
+        if key_format is not _JSON or value_format is not _JSON:
+            check_formats(records, key_format, value_format)
     except UnprocessableRecordsError as error:
         text = f"{error.message}; {_EXPECTED_BODY}"
         raise RestError(422, RestCode.UNPROCESSABLE, text) from None

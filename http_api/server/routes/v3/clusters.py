@@ -57,6 +57,7 @@ class V3Routes:
     """Base of the routes below this cluster's path. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
+        self._context = context
         self._apis = context.apis
         self._limits = context.limits
         self._body_bytes_max = min(context.limits.max_body_bytes, MAX_ADMIN_BODY_BYTES)

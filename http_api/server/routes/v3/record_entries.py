@@ -68,14 +68,15 @@ class RefusedEntry:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecordEntry:
     """A record that can be written."""
 
     record: ProduceRecord
     """``timestamp`` is None where the client sent none."""
     partition: int | None
-    """The partition that the client names; a produce clears the record's own."""
+    """The partition that the client names, or that a keyless record is given; a produce clears the
+    record's own."""
     key_format: RecordFormat | None
     """None: there is no key, so that any format holds for it."""
     value_format: RecordFormat | None

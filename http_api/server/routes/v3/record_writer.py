@@ -18,6 +18,7 @@ from http_api.server.image_lookup import find_topic, partition_not_found
 from http_api.server.routes.v3.record_entries import RecordEntry, RefusedEntry, runs
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import Claim, next_sequence
+from raft_metadata.common.record_placement import Partitioner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,13 +45,20 @@ class EntryWriter:
     """Writes the records of one request. Owned by its handler; one call of `write` at a time."""
 
     def __init__(
-        self, apis: BrokerApis, topic: TopicName, acks: int, timeout_ms: int, claim: Claim | None
+        self,
+        apis: BrokerApis,
+        topic: TopicName,
+        acks: int,
+        timeout_ms: int,
+        claim: Claim | None,
+        partitioner: Partitioner = Partitioner.STICKY,
     ) -> None:
         self._apis = apis
         self._topic = topic
         self._acks = acks
         self._timeout_ms = timeout_ms
         self._claim = claim
+        self._partitioner = partitioner
         self.is_over = False
         """True once nothing more can be written: under a sequence, a record was not written."""
 
@@ -64,6 +72,7 @@ class EntryWriter:
             refused = [index for index, e in enumerate(entries) if isinstance(e, RefusedEntry)]
             entries = entries[: refused[0] + 1] if refused else entries
         accepted = [entry for entry in entries if isinstance(entry, RecordEntry)]
+        self._place_keyless(accepted)
         times = self._times(accepted)
         results: list[WrittenRecord | KafkaError] = []
         for key_format, value_format, first, end in runs(accepted):
@@ -105,6 +114,16 @@ class EntryWriter:
             else:
                 refused.append(entry)
         return refused
+
+    def _place_keyless(self, entries: Sequence[RecordEntry]) -> None:
+        """Give each keyless record its partition: one batch, however many requests write it."""
+        topic = self._apis.image.topic(self._topic)
+        if topic is None or self._claim is not None:
+            return
+        next_keyless = self._apis.next_keyless(topic, self._partitioner)
+        for entry in entries:
+            if entry.partition is None and entry.key_format is None:
+                entry.partition = next_keyless()
 
     def _times(self, entries: Sequence[RecordEntry]) -> list[int | None]:
         """Return the time of each record; it is set where the client set none.

@@ -27,14 +27,14 @@ from http_api.contract.idempotence import claim_of
 from http_api.contract.json_stream import JsonStreamError, ObjectSplitter
 from http_api.contract.media_types import JSON, essence
 from http_api.contract.operations import produce_operations as declared
-from http_api.server.answers import json_reply
+from http_api.server.answers import PRODUCED_TOPIC, ProducedTopic, json_reply
 from http_api.server.image_lookup import unknown_topic_hint
 from http_api.server.request_parsing import (
     read_body,
     topic_name,
     unsupported_media_type,
 )
-from http_api.server.routes.v2.produce_records import acks_and_timeout
+from http_api.server.routes.v2.produce_records import acks_and_timeout, partitioner_of
 from http_api.server.routes.v3.clusters import V3Routes
 from http_api.server.routes.v3.record_entries import (
     NotJsonError,
@@ -75,8 +75,9 @@ class RecordRoutes(V3Routes):
 
     async def stream(self, request: web.Request, topic: str) -> web.StreamResponse:
         """Write each object of the body as a record; answer a receipt for each, in order."""
-        _check_json(request)
         name = topic_name(topic)
+        request[PRODUCED_TOPIC] = ProducedTopic(name)
+        _check_json(request)
         receipts = declared.RECEIPTS.read(request.query)
         streams = self._context.streams
         with streams.opened():
@@ -115,8 +116,9 @@ class RecordRoutes(V3Routes):
 
     async def batch(self, request: web.Request, topic: str) -> web.Response:
         """Write each entry of the body as a record; answer 207 with those written and the rest."""
-        _check_json(request)
         name = topic_name(topic)
+        request[PRODUCED_TOPIC] = ProducedTopic(name)
+        _check_json(request)
         texts, ids = self._batch_of(await read_body(request, self._limits.max_body_bytes))
         writer = await self._entry_writer(request, name)
         entries: list[RecordEntry | RefusedEntry] = []
@@ -150,15 +152,17 @@ class RecordRoutes(V3Routes):
             RestError: 404/40401, there is no such topic, and it may not be created.
         """
         acks, timeout_ms = acks_and_timeout(request, self._limits)
+        partitioner = partitioner_of(request.query)
         claim = claim_of(request.headers)
         try:
-            await self._apis.topic_for_produce(name, timeout_ms)
+            found = await self._apis.topic_for_produce(name, timeout_ms)
         except KafkaError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
             text = unknown_topic_hint(self._context, name)
             raise RestError(404, RestCode.TOPIC_NOT_FOUND, text) from None
-        return EntryWriter(self._apis, name, acks, timeout_ms, claim)
+        request[PRODUCED_TOPIC] = ProducedTopic(name, found)
+        return EntryWriter(self._apis, name, acks, timeout_ms, claim, partitioner)
 
     def _batch_of(self, body: bytes) -> tuple[list[bytes], list[str]]:
         """Return the texts of a batch's entries, and their ids.

@@ -13,8 +13,15 @@ from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON
 from http_api.contract.operations import topic_operations as declared
 from http_api.contract.operations.declaration import fields_of
+from http_api.contract.operations.produce_operations import TIMEOUT
+from http_api.contract.operations.topic_operations import AUTO_CREATE
 from http_api.server.answers import json_reply, reply
-from http_api.server.image_lookup import NOT_HOSTED, topic_or_404
+from http_api.server.image_lookup import (
+    NOT_HOSTED,
+    find_topic,
+    topic_or_404,
+    unknown_topic_hint,
+)
 from http_api.server.request_parsing import (
     check_fields,
     config_text,
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     from http_api.server.routing import PathRouter
     from raft_metadata.image.metadata_image import TopicImage
 
+_AUTO_CREATE_FIELDS = ("topic_name", AUTO_CREATE)
 _NEW_TOPIC = '{"topic_name":…,"partitions_count":…}'
 
 
@@ -74,8 +82,10 @@ class TopicRoutes(V3Routes):
 
     async def create(self, request: web.Request) -> v3.JsonObject | web.Response:
         """Create a topic; 201 once its partitions have ready leaders, 200 for ``validate_only``."""
-        limit = self._limits.max_body_bytes
-        command = create_topic(await read_json_object(request, limit, _NEW_TOPIC))
+        fields = await read_json_object(request, self._limits.max_body_bytes, _NEW_TOPIC)
+        command = create_topic(fields)
+        if flag(fields, AUTO_CREATE):
+            return await self._auto_create(fields)
         created = await self._apis.create_topic(command)
         body = v3.topic(
             self._links,
@@ -85,6 +95,31 @@ class TopicRoutes(V3Routes):
             created.partitions_count,
         )
         if command.validate_only:
+            return body
+        return json_reply(body, JSON, 201, {"Location": body["metadata"]["self"]})
+
+    async def _auto_create(self, fields: dict[str, Any]) -> v3.JsonObject | web.Response:
+        """Answer the topic with 200 if it is there; else create it as a first produce does: 201.
+
+        Raises:
+            RestError: 404/40401, it is not there and ``auto.create.topics.enable`` is false.
+        """
+        beside = sorted(key for key in fields if fields[key] and key not in _AUTO_CREATE_FIELDS)
+        if beside:
+            text = f"Bad Request: '{beside[0]}' beside '{AUTO_CREATE}': the topic is made by the "
+            raise RestError(400, RestCode.BAD_REQUEST, f"{text}cluster's defaults; leave one out")
+        name = topic_in(fields)
+        is_there = await find_topic(self._apis, name) is not None
+        try:
+            timeout_ms = TIMEOUT.default_value(self._limits)
+            topic = await self._apis.topic_for_produce(name, timeout_ms)
+        except KafkaError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            text = unknown_topic_hint(self._context, name)
+            raise RestError(404, RestCode.TOPIC_NOT_FOUND, text) from None
+        body = _topic(self._links, topic)
+        if is_there:
             return body
         return json_reply(body, JSON, 201, {"Location": body["metadata"]["self"]})
 
