@@ -1,7 +1,8 @@
 """``quorumlog consume --group``: records as a member of a consumer group, committed once printed.
 
 The group's member is a `GroupConsumer`, so after a lost answer, or the death of the coordinator,
-records that were printed and not committed come again: at least once.
+records that were printed and not committed come again: at least once. A record is committed only
+once it is printed, so one that standard output did not take is delivered again, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``quorumlog consume --follow``: one tail of the topic, or of the one partition that is named.
 
 The tail goes on at another broker when its broker dies, and each record is printed once
-(`http_api.client.tails`). Several partitions, but not all, are read by the tail of the topic, and
-the others are left out here.
+(`http_api.client.topic_tail`). Several partitions, but not all, are read by the tail of the topic,
+and the others are left out here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import assert_never
 from http_api.cli.record_output import shown_record
 from http_api.client import admin
 from http_api.client.consumer import Record, ends
-from http_api.client.tails import Tail, TailStart, topic_end
+from http_api.client.topic_tail import TailStart, TopicTail, topic_end
 from http_api.client.transport import Client
 from http_api.contract.grammar import (
     AtOffset,
@@ -28,7 +28,7 @@ from http_api.contract.grammar import (
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What is followed, and from where."""
+    """The partitions that are followed, and the place where it begins."""
 
     topic: str
     partitions: tuple[int, ...] | None
@@ -69,7 +69,7 @@ def follow_topic(
     start = TailStart(
         topic=followed.topic, partition=followed.alone, query=start_query(followed.start)
     )
-    with Tail(client.routes, cluster_id, start) as tail:
+    with TopicTail(client.routes, cluster_id, start) as tail:
         for records in tail.batches():
             yield [
                 shown_record(each, followed.topic, binary=binary)

@@ -20,7 +20,7 @@ import msgspec
 import orjson
 
 from http_api.client.consumer import Record
-from http_api.client.tails import TailRecord, Typed
+from http_api.client.topic_tail import TailRecord, Typed
 
 _NULL = b"null"
 

@@ -209,5 +209,5 @@ class _Watch:
 
     place: WatchedPlace
     readers: dict[TailReader, None]
-    """As an ordered set."""
+    """Keys in the order of joining; a dict, because a set has no order."""
     task: asyncio.Task[None] | None = None

@@ -120,7 +120,7 @@ def tail_includes(query: Mapping[str, str]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFrom:
-    """Where a read begins: behind a token, else at a position."""
+    """Start of a read: behind a token, else at a position."""
 
     token: ReadToken | None
     position: Position

@@ -25,7 +25,6 @@ from http_api.contract.operations.parameters import (
 )
 from http_api.contract.operations.schemas import AnyValue, ByName
 from http_api.contract.operations.shared import BASE_URL, FROM_LEADER, SEEN_EPOCH, TOPIC, TOPIC_ID
-from http_api.contract.tail_tokens import CHARACTERS_MAX as TOKEN_CHARS_MAX
 from http_api.contract.tail_tokens import Place, ReadToken, encode_token
 
 _TAG: Final = "Records"
@@ -121,7 +120,6 @@ READ_TOPIC_ID: Final = TextParameter(
 TOKEN_EXAMPLE: Final = encode_token(ReadToken(TOPIC_ID, (Place(13, 5),), 0))
 AFTER: Final = TextParameter(
     "after",
-    length_max=TOKEN_CHARS_MAX,
     description="Token behind which the read begins: from a tail, an `id` or `Quorumlog-Next`.",
     example=TOKEN_EXAMPLE,
 )

@@ -1,6 +1,6 @@
 """The blocking reader of a tail: one request, which goes on at another broker where one breaks.
 
-`Tail` requests v3's tail of a topic, or of one partition, with tokens, and returns what lies
+`TopicTail` requests v3's tail of a topic, or of one partition, with tokens, and returns what lies
 between two tokens at once. A connection that breaks in between leaves records without a token
 behind them: they are dropped, and come again from the next broker. So each record is returned once.
 Errors of the log end the tail: `ApiError`. Used by `quorumlog consume -f`.
@@ -64,7 +64,7 @@ _decode_record = msgspec.json.Decoder(TailRecord).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailStart:
-    """What a tail reads, and from where."""
+    """The topic or partition that a tail reads, and the place where it begins."""
 
     topic: str
     partition: int | None = None
@@ -73,7 +73,7 @@ class TailStart:
     """``offset``, ``timestamp`` or ``after``: where it begins."""
 
 
-class Tail:
+class TopicTail:
     """Records of a topic as they come. Used by one thread; to be closed, or used as a context."""
 
     def __init__(self, routes: Routes, cluster_id: str, start: TailStart) -> None:
@@ -126,7 +126,7 @@ class Tail:
                 self._connection.close()
             self._connection = None
 
-    def __enter__(self) -> Tail:
+    def __enter__(self) -> TopicTail:
         return self
 
     def __exit__(
