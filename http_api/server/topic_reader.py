@@ -189,7 +189,9 @@ class TopicReader:
             result = before_bound(result, place.end)
         if result.slices and self._opening_token is None:
             self._opening_token = self.token()
-        if result.next_offset > place.offset:
+        is_known = place.epoch != UNKNOWN_EPOCH or place.offset > result.high_watermark
+        if result.next_offset > place.offset or not is_known:
+            # The epoch of what is not committed yet may change without a loss: it is not kept.
             place.offset, place.epoch = result.next_offset, result.next_leader_epoch
         if place.is_at_end:
             del self._left[place.partition]

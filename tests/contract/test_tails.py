@@ -319,8 +319,8 @@ async def test_a_tail_ends_after_a_day(door: Door, monkeypatch: pytest.MonkeyPat
         assert await stream.event() is None
 
 
-def cut(door: Door, to: int, grown_to: int) -> None:
-    """Replace the log of partition 0 from an offset on, as an unclean election does."""
+def cut(door: Door, to: int) -> None:
+    """Cut the log of partition 0, as an unclean election does; the next epoch begins there."""
     log = door.apis.logs["flights", 0]
     log.slices = [each for each in log.slices if each.next_offset <= to]
     log.end, log.leader_epoch = to, 6
@@ -338,7 +338,7 @@ async def test_a_log_that_was_cut_ends_the_tail_with_the_error_and_skips_nothing
         for _ in range(10):
             await events.event()
         last_id = events.last_id
-        cut(door, 5, 12)
+        cut(door, 5)
         await write(door, *range(7))
         error = await lines.json()
         assert error["error_code"] == 40950
@@ -355,6 +355,18 @@ async def test_a_log_that_was_cut_ends_the_tail_with_the_error_and_skips_nothing
         assert again.status == 409
         assert again.headers["quorumlog-diverging-offset"] == "5"
         assert orjson.loads(again.body)["error_code"] == 40950
+
+
+@pytest.mark.parametrize("start", ["offset=latest", "timestamp=1900000000000"])
+async def test_a_cut_is_noticed_by_a_tail_that_has_read_nothing_yet(door: Door, start: str) -> None:
+    """The log is as long again before its next record comes: only its epoch tells."""
+    await write(door, *range(10))
+    async with tail(door, f"{PARTITION}?follow=true&{start}&include=tokens") as stream:
+        token = (await stream.json())["next"]
+    cut(door, 5)
+    await write(door, *range(7))
+    status, code, _ = await refused(door, f"{PARTITION}?follow=true&after={token}")
+    assert (status, code) == (409, 40950)
 
 
 async def test_a_reader_that_retention_has_passed_is_told(door: Door) -> None:
