@@ -123,6 +123,7 @@ class Follower:
 async def test_tails_skip_nothing_while_their_brokers_and_leaders_are_killed(
     cluster: LiveCluster, kills: int, topic: str
 ) -> None:
+    await cluster.wait_healthy()
     await cluster.create_topic(topic, partitions=PARTITIONS)
     await cluster.wait_healthy(topic, PARTITIONS)
     writer = Writer(cluster, topic)
@@ -204,6 +205,7 @@ async def test_the_members_of_a_group_print_each_record_once_and_commit_it(
     cluster: LiveCluster,
 ) -> None:
     topic, group = "shared", "kitchen"
+    await cluster.wait_healthy()
     await cluster.create_topic(topic, partitions=PARTITIONS)
     for number in range(12):
         await cluster.produce(1 + number % 3, topic, number, partition=number % PARTITIONS)

@@ -32,6 +32,7 @@ from http_api.contract.operations.fetch_operations import (
     TOKEN_EXAMPLE,
 )
 from http_api.contract.operations.parameters import WordParameter
+from http_api.contract.operations.schemas import AnyValue
 from http_api.contract.operations.shared import (
     FROM_LEADER,
     LINKS,
@@ -73,12 +74,17 @@ _END_REACHED: Final = Header(
 )
 _TOPIC_ID: Final = Header("Quorumlog-Topic-Id", "Id of the topic.", TOPIC_ID, is_constant=True)
 _ERRORS: Final = (RestCode.LOG_TRUNCATED, RestCode.TOPIC_CHANGED, *FROM_LEADER)
-_STORED: Final = {"partition": 0, "offset": 12, "key": "alice", "value": {"id": 1}}
+_STORED: Final = {
+    "partition": 0,
+    "offset": 12,
+    "key": AnyValue("alice"),
+    "value": AnyValue({"id": 1}),
+}
 _STORED_LINE: Final = '{"partition":0,"offset":12,"key":"alice","value":{"id":1}}'
 _V2_RECORD: Final = {
     "topic": TOPIC,
-    "key": "alice",
-    "value": {"id": 1},
+    "key": AnyValue("alice"),
+    "value": AnyValue({"id": 1}),
     "partition": 0,
     "offset": 12,
     "timestamp": 1_795_354_422_224,
@@ -89,8 +95,8 @@ _V3_RECORD: Final = {
     "leader_epoch": 5,
     "timestamp": "2026-01-31T12:00:00.000Z",
     "headers": [{"name": "trace", "value": "AQI="}],
-    "key": {"type": "STRING", "data": "alice"},
-    "value": {"type": "JSON", "data": {"id": 1}},
+    "key": {"type": "STRING", "data": AnyValue("alice")},
+    "value": {"type": "JSON", "data": AnyValue({"id": 1})},
 }
 _V3_LINE: Final = '{"partition_id":0,"offset":12,"leader_epoch":5,…}'
 
@@ -98,6 +104,7 @@ RECORDS: Final = Operation(
     "GET",
     _TOPIC,
     tag=_TAG,
+    carries_records=True,
     summary="Read records of a whole topic",
     description=(
         "A page holds some records of each partition in turn, and the token of what comes behind "
@@ -159,6 +166,7 @@ V3_TOPIC: Final = Operation(
     "GET",
     CLUSTER + _TOPIC,
     tag=_TAG,
+    carries_records=True,
     summary="List records of a whole topic (v3)",
     description=f"`metadata.next` is the next page, null where the bound is reached. {_TAIL}",
     parameters=(
@@ -181,6 +189,7 @@ V3_PARTITION: Final = Operation(
     "GET",
     CLUSTER + _PARTITION,
     tag=_TAG,
+    carries_records=True,
     summary="List records of a partition (v3)",
     description=f"`metadata.next` is the next page, null where the bound is reached. {_TAIL}",
     parameters=(

@@ -27,6 +27,7 @@ from http_api.contract.media_types import (
 )
 from http_api.contract.operations import tail_operations as declared
 from http_api.contract.operations.fetch_operations import MAX_BYTES, TIMEOUT
+from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import ERROR_TYPE, reply
 from http_api.server.image_lookup import find_topic, topic_not_found
 from http_api.server.request_parsing import (
@@ -115,6 +116,7 @@ async def topic_page(
     """
     query = request.query
     max_bytes, wait_ms = page_limits(query, context.limits)
+    request[ASKED_WAIT_MS] = wait_ms
     start = read_from(request, None)
     reader = await reader_of(context, query, topic, None, start, first=turn)
     try:

@@ -17,6 +17,7 @@ from broker.record.render import render_v3
 from http_api.contract.media_types import JSON, TAIL_REPLIES, V3_READ_REPLIES, V3_REPLIES
 from http_api.contract.operations import tail_operations as declared
 from http_api.contract.tail_tokens import Place, ReadToken, encode_token
+from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import reply
 from http_api.server.position_lookup import read_page
 from http_api.server.query_parameters import read_end
@@ -84,6 +85,7 @@ class RecordListRoutes(V3Routes):
             return await serve_tail(self._context, request, image, number, tail_type, v3_lines)
         query = request.query
         fetch, position = fetch_request(request, name, number, self._limits)
+        request[ASKED_WAIT_MS] = fetch.max_wait_ms
         end = read_end(query, position)
         image = await existing_partition(self._apis, name, number)
         fetch, result, bound = await read_page(self._apis, position, end, fetch)
