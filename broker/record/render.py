@@ -6,7 +6,10 @@ which repeats topic and partition in every record, is rendered record by record.
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import orjson
@@ -107,6 +110,15 @@ def splice_timestamps(piece: BatchSlice) -> bytes:
     """Return the lines, each with a ``"timestamp"``: its own, else the batch's append time."""
     lines = piece.lines if isinstance(piece.lines, bytes) else bytes(piece.lines)
     return _UNTIMED.sub(rb'\1,"timestamp":%d,' % piece.header.append_timestamp, lines)
+
+
+def in_partition(lines: bytes | memoryview, partition: int) -> bytes:
+    """Return stored lines, each beginning with the partition: ``{"partition":P,"offset":…``.
+
+    A stored line never holds another line feed (rule R12), so no value can look like its start.
+    """
+    text = b"\n" + bytes(lines)
+    return text.replace(b"\n{", b'\n{"partition":%d,' % partition)[1:]
 
 
 def skip_lines(lines: bytes, header: BatchHeader, offset: int) -> int:
@@ -257,6 +269,50 @@ def _as_string(text: bytes, stored: RecordFormat, offset: int, what: str) -> byt
         return orjson.dumps(view.decode())
     except UnicodeDecodeError:
         raise RecordNotJsonError(offset, what, "text") from None
+
+
+def render_v3(piece: BatchSlice, partition: int) -> list[bytes]:
+    """Return records in the v3 shape, one text each, without a line break.
+
+    ``{"partition_id","offset","leader_epoch","timestamp","headers":[{"name","value"}],
+    "key":{"type","data"},"value":{"type","data"}}``. Keys and values are not converted: the type
+    is the format in which they are stored. The time is the record's own, else the append time.
+    """
+    header = piece.header
+    middle = b',"leader_epoch":%d,"timestamp":' % header.leader_epoch
+    prefix = b'{"partition_id":%d,"offset":' % partition
+    key_type = b'"key":{"type":"%b","data":' % header.key_format.name.encode()
+    value_type = b'},"value":{"type":"%b","data":' % header.value_format.name.encode()
+    texts = []
+    for line in bytes(piece.lines).split(b"\n")[:-1]:
+        offset, timestamp, headers, key, value = _split_line(line)
+        time_ms = header.append_timestamp if timestamp is None else int(timestamp)
+        shown = b'"' + iso_8601(time_ms) + b'","headers":' + _named_headers(headers) + b","
+        texts.append(
+            b"".join((prefix, offset, middle, shown, key_type, key, value_type, value, b"}}"))
+        )
+    return texts
+
+
+def _named_headers(headers: bytes | None) -> bytes:
+    """Return the text of stored headers with ``name`` for ``key``, as v3 calls it."""
+    if headers is None:
+        return b"[]"
+    named = [{"name": each["key"], "value": each["value"]} for each in json.loads(headers)]
+    return json.dumps(named, separators=(",", ":")).encode()  # json: also halves of surrogates
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@lru_cache(maxsize=1_024)
+def iso_8601(timestamp_ms: int) -> bytes:
+    """Return a time like ``2026-01-31T12:00:00.000Z``; ``@MILLISECONDS`` beyond the year 9999."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return b"@%d" % timestamp_ms
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
 
 
 Line = tuple[bytes, bytes | None, bytes | None, bytes, bytes]

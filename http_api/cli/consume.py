@@ -1,23 +1,19 @@
 """``quorumlog consume``: print the records of a topic on standard output.
 
-Reads each partition from its start offset to its present end, one after the other; with --follow
-and several partitions, a thread per partition feeds one queue. `--last` reads the end of every
-partition and merges them by time.
+Reads each partition from its start offset to its present end, one after the other. `--last` reads
+the end of every partition and merges them by time. With --follow it is one tail of the topic
+(`consume_tail.py`), with --group a member of a consumer group (`consume_member.py`).
 """
 
 from __future__ import annotations
 
-import base64
-import queue
-import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import click
-import msgspec
-import orjson
 
+from http_api.cli.consume_member import consume_as_member
+from http_api.cli.consume_tail import Followed, follow_topic
 from http_api.cli.options import (
     POSITION,
     SELECTION,
@@ -29,8 +25,9 @@ from http_api.cli.options import (
     resolve_position,
     url_option,
 )
+from http_api.cli.record_output import RecordOutput
 from http_api.client import admin
-from http_api.client.calls import ApiError, ClientError
+from http_api.client.calls import ApiError
 from http_api.client.consumer import (
     FetchPage,
     Record,
@@ -43,15 +40,13 @@ from http_api.contract.grammar import (
     AtOffset,
     Earliest,
     LastRecords,
+    Latest,
     Position,
     TopicPartitions,
 )
 
 LAST_MAX = 100_000
 """Most records of --last: all of them are sorted in memory."""
-FOLLOW_WAIT_MS = 5_000
-PAGES_AHEAD = 16
-"""Largest number of pages read and not yet printed while several partitions are followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +57,6 @@ class ConsumeArguments:
     position: Position
     until: Position | None
     """The first position that is not read any more."""
-    follow: bool
     binary: bool
 
     @property
@@ -73,7 +67,7 @@ class ConsumeArguments:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """Offsets of a partition to read: from ``start``, and up to ``end`` unless following."""
+    """Offsets of a partition to read: from ``start`` up to ``end``."""
 
     partition: int
     start: int
@@ -86,6 +80,7 @@ class PartitionRange:
     "quorumlog consume orders --last 10 -k :",
     "quorumlog consume orders -o @0 --format json",
     "quorumlog consume orders -o 2026-01-31T12:00:00Z --until 2026-01-31T13:00:00Z",
+    "quorumlog consume orders -G kitchen",
 )
 @click.command()
 @click.argument("wanted", metavar="TOPIC[:PARTITION,…]", type=SELECTION)
@@ -112,6 +107,12 @@ class PartitionRange:
     "-f", "--follow", is_flag=True, help="Wait for new records, instead of stopping at the end."
 )
 @click.option(
+    "-G",
+    "--group",
+    metavar="GROUP",
+    help="Read as a member of this consumer group, and commit what is printed.",
+)
+@click.option(
     "-k", "--key-separator", "separator", metavar="SEP", help="Print the key and SEP first."
 )
 @click.option("--binary", is_flag=True, help="Print values that were written as binary as bytes.")
@@ -125,6 +126,7 @@ def consume(  # noqa: PLR0913, PLR0917 the options of the command
     last: int | None,
     count: int | None,
     follow: bool,  # noqa: FBT001 a flag of the command line
+    group: str | None,
     separator: str | None,
     binary: bool,  # noqa: FBT001 a flag of the command line
     url: str,
@@ -133,7 +135,9 @@ def consume(  # noqa: PLR0913, PLR0917 the options of the command
     """Print the records of TOPIC, one a line: text as text, other values as JSON.
 
     Partitions are printed one after the other, each in the order of its offsets; --last prints all
-    of them by time. The command stops at the present end, unless -f or -n changes that. --format
+    of them by time. The command stops at the present end, unless -f or -n changes that. With -G it
+    goes on where the group stands, shares the topic with the group's other members, and commits
+    each record once it is printed; -o earliest or latest is for a group without commits. --format
     json prints an object per record, with topic, partition, offset, timestamp, key, value (base64
     with --binary) and headers.
     """
@@ -144,50 +148,95 @@ def consume(  # noqa: PLR0913, PLR0917 the options of the command
         msg = "--until names the end: expected no -f and no --last beside it"
         raise click.UsageError(msg)
     arguments = ConsumeArguments(
-        wanted=wanted,
-        position=position or Earliest(),
-        until=until,
-        follow=follow,
-        binary=binary,
+        wanted=wanted, position=position or Earliest(), until=until, binary=binary
     )
+    output = RecordOutput(form, separator, binary=binary)
+    if group is not None:
+        _check_member(wanted, position, until, last)
+        with client_of(url) as client:
+            learn_brokers(client)
+            consume_as_member(
+                client,
+                group,
+                wanted.topic,
+                arguments.position,
+                output,
+                count=count,
+                binary=binary,
+                follow=follow,
+            )
+        return
     with client_of(url) as client:
         learn_brokers(client)
-        if last is not None:
-            ranges = [
-                _range(client, replace(arguments, position=LastRecords(last)), each, alone=False)
-                for each in _partitions(client, wanted)
-            ]
-            _print(_last(client, arguments, ranges, last), separator, form, binary=binary)
-            if not follow:
-                return
-            ranges = [replace(one, start=one.end) for one in ranges]
+        if follow:
+            output.print_some(_follow(client, arguments, last), count)
+        elif last is not None:
+            ranges = _last_ranges(client, arguments, last)
+            output.print(_last(client, arguments, ranges, last))
         else:
-            ranges = _ranges(client, arguments)
-        left = count
-        for page in _pages(client, arguments, ranges):
-            records = page.records if left is None else page.records[:left]
-            _print(records, separator, form, binary=binary)
-            if left is not None:
-                left -= len(records)
-                if left == 0:
-                    return
+            pages = (
+                page.records
+                for each in _ranges(client, arguments)
+                for page in _read(client, arguments, each)
+            )
+            output.print_some(pages, count)
 
 
-def _pages(
-    client: Client, arguments: ConsumeArguments, ranges: list[PartitionRange]
-) -> Iterator[FetchPage]:
-    if arguments.follow and len(ranges) > 1:
-        return _follow_all(client, arguments, ranges)
-    return (page for each in ranges for page in _read(client, arguments, each))
+def _check_member(
+    wanted: TopicPartitions, position: Position | None, until: Position | None, last: int | None
+) -> None:
+    """Raise `click.UsageError` for what a member of a group can't be told."""
+    if wanted.partitions is not None:
+        msg = f"-G reads what the group assigns: expected a topic, as in {wanted.topic}"
+        raise click.UsageError(msg)
+    if until is not None or last is not None:
+        msg = "-G goes on where the group stands: expected no --until and no --last beside it"
+        raise click.UsageError(msg)
+    if not isinstance(position, Earliest | Latest | None):
+        msg = "-G goes on where the group stands: expected -o earliest or -o latest, or none"
+        raise click.UsageError(msg)
+
+
+def _follow(
+    client: Client, arguments: ConsumeArguments, last: int | None
+) -> Iterator[list[Record]]:
+    """Yield records from the start on, and then as they come; behind --last, those first."""
+    wanted = arguments.wanted
+    partitions = _partitions(client, wanted)
+    if last is None:
+        if isinstance(arguments.position, AtOffset):
+            _ranges(client, arguments)  # refuses an offset that is in no partition
+        followed = Followed(wanted.topic, wanted.partitions, arguments.position)
+        yield from follow_topic(client, followed, binary=arguments.binary)
+        return
+    followed = Followed(wanted.topic, wanted.partitions, Latest()).from_now(client)
+    ranges = _last_ranges(client, arguments, last, partitions)
+    yield _last(client, arguments, ranges, last)
+    printed = {each.partition: each.end for each in ranges}
+    yield from follow_topic(client, followed, binary=arguments.binary, printed=printed)
+
+
+def _last_ranges(
+    client: Client,
+    arguments: ConsumeArguments,
+    last: int,
+    partitions: list[int] | None = None,
+) -> list[PartitionRange]:
+    newest = replace(arguments, position=LastRecords(last))
+    if partitions is None:
+        partitions = _partitions(client, arguments.wanted)
+    return [_range(client, newest, each, alone=False) for each in partitions]
 
 
 def _last(
     client: Client, arguments: ConsumeArguments, ranges: list[PartitionRange], count: int
 ) -> list[Record]:
     """Return the newest records of all ranges, in the order of their times."""
-    still = replace(arguments, follow=False)
     found = [
-        record for each in ranges for page in _read(client, still, each) for record in page.records
+        record
+        for each in ranges
+        for page in _read(client, arguments, each)
+        for record in page.records
     ]
     found.sort(key=lambda record: (record.timestamp or 0, record.partition, record.offset))
     return found[-count:]
@@ -236,11 +285,8 @@ def _range(
 
 def _read(client: Client, arguments: ConsumeArguments, part: PartitionRange) -> Iterator[FetchPage]:
     offset = part.start
-    while arguments.follow or offset < part.end:
-        wait_ms = FOLLOW_WAIT_MS if arguments.follow else 1_000
-        call = fetch(
-            arguments.topic, part.partition, offset, wait_ms=wait_ms, binary=arguments.binary
-        )
+    while offset < part.end:
+        call = fetch(arguments.topic, part.partition, offset, binary=arguments.binary)
         try:
             page = client.run(call)
         except ApiError as error:
@@ -248,58 +294,5 @@ def _read(client: Client, arguments: ConsumeArguments, part: PartitionRange) -> 
                 msg = f"{error.message}; try --binary"
                 raise click.ClickException(msg) from error
             raise
-        if not arguments.follow:
-            records = [record for record in page.records if record.offset < part.end]
-            yield replace(page, records=records)
-        else:
-            yield page
+        yield replace(page, records=[each for each in page.records if each.offset < part.end])
         offset = page.next_offset
-
-
-def _follow_all(
-    client: Client, arguments: ConsumeArguments, ranges: list[PartitionRange]
-) -> Iterator[FetchPage]:
-    """Yield pages of all partitions as they arrive.
-
-    Each partition has a thread and a client of its own, because a long poll occupies its
-    connection.
-    """
-    pages: queue.Queue[FetchPage | Exception] = queue.Queue(PAGES_AHEAD)
-
-    def follow(part: PartitionRange) -> None:
-        try:
-            with Client(client.routes.urls) as own:
-                for page in _read(own, arguments, part):
-                    pages.put(page)
-        except (ClientError, click.ClickException) as error:
-            pages.put(error)
-
-    for part in ranges:
-        threading.Thread(target=follow, args=(part,), daemon=True).start()
-    while True:
-        found = pages.get()
-        if isinstance(found, Exception):
-            raise found
-        yield found
-
-
-def _print(records: list[Record], separator: str | None, form: str, *, binary: bool) -> None:
-    out = sys.stdout.buffer
-    for record in records:
-        if form == "json":
-            out.write(msgspec.json.encode(record) + b"\n")
-            continue
-        line = _text(record.value, binary=binary)
-        if separator is not None and bytes(record.key) != b"null":
-            line = _text(record.key, binary=binary) + separator.encode() + line
-        out.write(line + b"\n")
-    out.flush()
-
-
-def _text(raw: msgspec.Raw, *, binary: bool) -> bytes:
-    """Return the text of a JSON string, its decoded bytes if binary, or any other value as JSON."""
-    text = bytes(raw)
-    if not text.startswith(b'"'):
-        return text
-    decoded: str = orjson.loads(text)
-    return base64.b64decode(decoded) if binary else decoded.encode()

@@ -162,6 +162,16 @@ def committed(group: str, name: str, partitions: Iterable[Place]) -> Call[dict[P
     return Call(request, parse)
 
 
+def positions(group: str, name: str) -> Call[dict[Place, int]]:
+    """Return the call that reads the next offset to be delivered of each partition owned."""
+    path = _path(group, name, "positions")
+    request = Request(method="GET", path=path, accept=V2, timeout_s=GROUP_TIMEOUT_S)
+    return read_one(
+        request,
+        lambda body: {(row["topic"], row["partition"]): row["offset"] for row in body["offsets"]},
+    )
+
+
 def seek(group: str, name: str, offsets: Mapping[Place, int]) -> Call[None]:
     """Return the call that makes the instance continue reading at these offsets."""
     return read_nothing(_post(_path(group, name, "positions"), _offsets(offsets), repeatable=True))

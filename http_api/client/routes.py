@@ -83,6 +83,10 @@ class Routes:
         """Forget a leader that did not answer, and move its broker to the end."""
         if request.leader_key is not None:
             self._leaders.pop(request.leader_key, None)
+        self.demote(url)
+
+    def demote(self, url: str) -> None:
+        """Try this broker after all others from now on."""
         if url in self._urls:
             self._urls.remove(url)
             self._urls.append(url)

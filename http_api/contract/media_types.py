@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from http_api.contract.event_stream import EVENT_STREAM
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -87,6 +89,11 @@ FETCH_REPLIES: Mapping[str, str] = {
     NDJSON: NDJSON,
     LINES: LINES,
 }
+READ_REPLIES: Mapping[str, str] = {**FETCH_REPLIES, EVENT_STREAM: EVENT_STREAM}
+"""The same where records are read: the last one is a stream without an end of its own."""
+V3_READ_REPLIES: Mapping[str, str] = {**V3_REPLIES, EVENT_STREAM: EVENT_STREAM}
+TAIL_REPLIES: Mapping[str, str] = {NDJSON: NDJSON, EVENT_STREAM: EVENT_STREAM}
+"""Types of a stream of records."""
 
 
 def embedded_type(embedded: str) -> str:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from broker.config import BrokerLimits
     from broker.server.requests import BrokerApis
     from http_api.server.live_settings import LiveSettings
+    from http_api.server.partition_watches import PartitionWatches
     from http_api.server.streams import StreamRegistry
     from raft_metadata.common.ids import TopicName
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
@@ -87,6 +88,7 @@ class ApiContext:
     """Address ``http://host:port`` at which clients reach this broker, without a final slash."""
     streams: StreamRegistry
     settings: LiveSettings
+    watches: PartitionWatches
     trusted: TrustedHosts = ANY_HOST
     proxies: TrustedProxies = NO_PROXIES
 
@@ -172,6 +174,20 @@ def _is_pure_read(request: web.Request) -> bool:
     return request.method in _READS and not request.get(MOVES_POSITIONS, False)
 
 
+def read_error(error: Exception) -> bytes:
+    """Return the envelope of a read that failed, for an answer that has begun already."""
+    if isinstance(error, RestError):
+        return envelope(error.code, error.message)
+    if not isinstance(error, KafkaError):
+        return _unexpected_envelope(Outcome.NOT_WRITTEN)
+    status, code = REST_STATUS[error.code]
+    if status < 500:
+        return envelope(code, error.message)
+    return failure_envelope(
+        code, error.message, retriable=error.code.retriable, outcome=Outcome.NOT_WRITTEN
+    )
+
+
 def _kafka_error(request: web.Request, error: KafkaError) -> web.Response:
     status, code = REST_STATUS[error.code]
     if status < 500:
@@ -212,17 +228,26 @@ def _aiohttp_error(request: web.Request, error: web.HTTPException) -> web.Respon
 
 def _unexpected(request: web.Request) -> web.Response:
     outcome = Outcome.NOT_WRITTEN if _is_pure_read(request) else Outcome.UNKNOWN
-    body = failure_envelope(
-        RestCode.KAFKA_ERROR,
-        "the server met an unexpected error; its log has the details",
-        retriable=False,
-        outcome=outcome,
-    )
-    return reply(body, error_type(request), 500)
+    return reply(_unexpected_envelope(outcome), error_type(request), 500)
+
+
+def _unexpected_envelope(outcome: Outcome) -> bytes:
+    text = "the server met an unexpected error; its log has the details"
+    return failure_envelope(RestCode.KAFKA_ERROR, text, retriable=False, outcome=outcome)
 
 
 class EnvelopeRequestHandler(web.RequestHandler):
     """A connection whose parse errors are answered in our envelope, too. Owned by its transport."""
+
+    when_lost: Callable[[], None] | None = None
+    """Called if the connection is lost; set by the handler of the request under way, and reset by
+    it. Must not raise."""
+
+    @override
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self.when_lost is not None:
+            self.when_lost()
+        super().connection_lost(exc)
 
     @override
     def handle_error(

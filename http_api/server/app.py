@@ -44,6 +44,7 @@ from http_api.server.connection_limits import ConnectionGate, Doorkeeper, open_f
 from http_api.server.fast_lane import FastLane
 from http_api.server.lane_connection import LaneConnection
 from http_api.server.live_settings import LiveSettings
+from http_api.server.partition_watches import PartitionWatches
 from http_api.server.query_parameters import (
     IGNORED_PARAMETERS_HEADER,
     check_parameters,
@@ -57,6 +58,7 @@ from http_api.server.routes.v2.consumer_instances import ConsumerRoutes
 from http_api.server.routes.v2.fetch_records import FetchRoutes
 from http_api.server.routes.v2.produce_records import ProduceRoutes
 from http_api.server.routes.v2.topic_metadata import MetadataRoutes
+from http_api.server.routes.v2.topic_records import TopicReadRoutes
 from http_api.server.routes.v3.brokers import BrokerRoutes
 from http_api.server.routes.v3.cluster_metadata import ClusterMetadataRoutes
 from http_api.server.routes.v3.clusters import ClusterRoutes
@@ -64,6 +66,7 @@ from http_api.server.routes.v3.configs import ConfigRoutes
 from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
 from http_api.server.routes.v3.group_members import GroupMemberRoutes
 from http_api.server.routes.v3.partitions import PartitionRoutes, ReassignmentRoutes
+from http_api.server.routes.v3.record_lists import RecordListRoutes
 from http_api.server.routes.v3.records import RecordRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
 from http_api.server.routing import PathRouter, RouteGroup
@@ -112,8 +115,16 @@ def build_app(
     its paths are not served. Requests of web pages are served under the names in ``trusted`` only.
     """
     streams = StreamRegistry(limits.max_streams)
+    watches = PartitionWatches(apis)
     context = ApiContext(
-        apis, limits, advertised_url.rstrip("/"), streams, LiveSettings(apis), trusted, proxies
+        apis,
+        limits,
+        advertised_url.rstrip("/"),
+        streams,
+        LiveSettings(apis),
+        watches,
+        trusted,
+        proxies,
     )
     ids = RequestIds()
     router = PathRouter()
@@ -147,9 +158,13 @@ def build_app(
     async def end_streams(_: web.Application) -> None:
         streams.stop()
 
+    async def end_watches(_: web.Application) -> None:
+        await watches.stop()
+
     app.on_response_prepare.append(sign)
     app.on_shutdown.append(end_streams)
     app[CONTEXT] = context
+    app.on_cleanup.append(end_watches)
     app[LANE] = FastLane(context, ids, SystemClock()) if limits.http_fast_lane else None
     return app
 
@@ -213,6 +228,7 @@ def _routes(context: ApiContext) -> tuple[RouteGroup, ...]:
     return (
         ProduceRoutes(context),
         FetchRoutes(context),
+        TopicReadRoutes(context),
         MetadataRoutes(context),
         ConsumerRoutes(context),
         ClusterRoutes(context),
@@ -221,6 +237,7 @@ def _routes(context: ApiContext) -> tuple[RouteGroup, ...]:
         TopicRoutes(context),
         PartitionRoutes(context),
         RecordRoutes(context),
+        RecordListRoutes(context),
         ReassignmentRoutes(context),
         ConsumerGroupRoutes(context),
         GroupMemberRoutes(context),

@@ -29,10 +29,10 @@ from http_api.contract.errors import RestError
 from http_api.contract.forwarding import HEADERS as FORWARDING_HEADERS
 from http_api.contract.media_types import (
     DECODED_LENGTH_HEADER,
-    FETCH_REPLIES,
     LINES,
     NDJSON,
     PRODUCE_FORMATS,
+    READ_REPLIES,
     V2,
     V2_JSON,
     V2_REPLIES,
@@ -258,7 +258,7 @@ class FastLane:
         known = self._replies.get(accept)
         if known is None:
             text = None if accept is None else accept.decode("utf-8", "surrogateescape")
-            known = (choose_reply(text, V2_REPLIES) is not None, choose_reply(text, FETCH_REPLIES))
+            known = (choose_reply(text, V2_REPLIES) is not None, choose_reply(text, READ_REPLIES))
             _remember(self._replies, accept, known)
         return known
 

@@ -11,6 +11,7 @@ uses, too.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -31,10 +32,12 @@ from http_api.contract.operations.fetch_operations import (
     END_TIMESTAMP,
     LEADER_EPOCH,
     OFFSET,
+    READ_TOPIC_ID,
     TIMESTAMP,
 )
 from http_api.contract.operations.parameters import bad_parameter
 from http_api.contract.operations.shared import SEEN_EPOCH
+from raft_metadata.common.ids import TopicId
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -46,6 +49,7 @@ IGNORED_PREFIX: Final = "_"
 """First character of names without a meaning: clients add such parameters to pass by caches."""
 IGNORED_NAMED_MAX: Final = 32
 """Most ignored names in the header, to limit its size."""
+_TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 IGNORED_CHARS_MAX: Final = 100
 """Longest part of an ignored name in the header."""
 
@@ -149,6 +153,18 @@ def seen_epoch(query: Mapping[str, str]) -> int:
 def _epoch(query: Mapping[str, str], parameter: IntegerParameter) -> int:
     epoch = parameter.read_optional(query)
     return UNKNOWN_EPOCH if epoch is None else epoch
+
+
+def topic_id_of(query: Mapping[str, str]) -> TopicId | None:
+    """Return ``topic_id``, the topic that is meant; None without one.
+
+    Raises:
+        RestError: 400/40002 for a value that is no topic id.
+    """
+    topic_id = READ_TOPIC_ID.read(query)
+    if topic_id is not None and not _TOPIC_ID.fullmatch(topic_id):
+        raise bad_parameter(READ_TOPIC_ID.name, topic_id, "22 characters, as in Quorumlog-Topic-Id")
+    return None if topic_id is None else TopicId(topic_id)
 
 
 def end_before_start(name: str, end: int, start: int) -> RestError:

@@ -18,7 +18,7 @@ from http_api.server.access_log import ASKED_WAIT_MS, STREAM_WAIT_MS
 from raft_metadata.common.stoppable_waits import StoppableWaits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 STREAM_S_MAX: Final = 86_400.0
 """Longest life of a stream, as in Confluent's REST Proxy."""
@@ -69,13 +69,32 @@ class StreamWriter:
     The answer begins with the first piece, so that a request can still be refused before it.
     """
 
-    def __init__(self, request: web.Request, content_type: str) -> None:
+    def __init__(
+        self,
+        request: web.Request,
+        content_type: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        unsent_bytes_max: int = UNSENT_BYTES_MAX,
+    ) -> None:
         self._request = request
         request[ASKED_WAIT_MS] = STREAM_WAIT_MS
-        self._response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: content_type})
+        self._unsent_bytes_max = unsent_bytes_max
+        self._response = web.StreamResponse(
+            headers={hdrs.CONTENT_TYPE: content_type, **(headers or {})}
+        )
+        self._written_bytes = self._taken_bytes = 0
+        """Bytes given to the connection, and those of them that it had sent at the last write."""
+        self._progress_at_s = 0.0
+        """Time at which the client had last taken something, or nothing waited for it."""
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the answer's head is sent: it can't be another one any more."""
+        return self._response.prepared
 
     async def write(self, piece: bytes) -> None:
-        """Send a piece; wait while `UNSENT_BYTES_MAX` or more are waiting for the client.
+        """Send a piece; wait while ``unsent_bytes_max`` or more are waiting for the client.
 
         Raises:
             ConnectionError: the client has disconnected, or took nothing for `PROGRESS_S_MAX`.
@@ -83,6 +102,8 @@ class StreamWriter:
         if not self._response.prepared:
             await self._begin()
         transport = self._request.transport
+        self._check_progress(transport)
+        self._written_bytes += len(piece)
         waiting_bytes = _unsent_bytes(transport) + len(piece)
         sending = self._response.write(piece)
         while True:
@@ -92,10 +113,7 @@ class StreamWriter:
             except TimeoutError:
                 left_bytes = _unsent_bytes(transport)
                 if transport is None or left_bytes >= waiting_bytes:
-                    if transport is not None:
-                        transport.abort()
-                    msg = f"the client took nothing for {PROGRESS_S_MAX:g} s"
-                    raise ConnectionResetError(msg) from None
+                    raise _without_progress(transport) from None
                 waiting_bytes = left_bytes
                 sending = self._request.writer.drain()
 
@@ -114,10 +132,27 @@ class StreamWriter:
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError
-        transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+        transport.set_write_buffer_limits(high=self._unsent_bytes_max)
         if self._request.version >= (1, 1):
             self._response.enable_chunked_encoding()
         await self._response.prepare(self._request)
+
+    def _check_progress(self, transport: asyncio.WriteTransport | None) -> None:
+        """Disconnect a client that has taken nothing for long, though little waits for it."""
+        now_s = asyncio.get_running_loop().time()
+        unsent = _unsent_bytes(transport)
+        taken = self._written_bytes - unsent
+        if not unsent or taken > self._taken_bytes:
+            self._taken_bytes, self._progress_at_s = taken, now_s
+        elif now_s - self._progress_at_s > PROGRESS_S_MAX:
+            raise _without_progress(transport)
+
+
+def _without_progress(transport: asyncio.WriteTransport | None) -> ConnectionResetError:
+    """Disconnect a client that does not read, and return the error that says so."""
+    if transport is not None:
+        transport.abort()
+    return ConnectionResetError(f"the client took nothing for {PROGRESS_S_MAX:g} s")
 
 
 def _unsent_bytes(transport: asyncio.WriteTransport | None) -> int:

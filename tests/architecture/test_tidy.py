@@ -48,6 +48,9 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
     "raft_metadata/quorum/voter_node.py": (
         "the voter type that the library core, its adapters and the filter share"
     ),
+    "http_api/contract/event_stream.py": (
+        "the text of Server-Sent Events: media types and declarations name it, tails write it"
+    ),
     "http_api/contract/idempotence.py": "headers on which client and server agree, below v2 and v3",
     "http_api/node/exits.py": "every command imports it at start, so it imports nothing",
     "http_api/server/answer_coding.py": "gzip of the routes' answers: one idea, in one place",

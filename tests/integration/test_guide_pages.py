@@ -12,3 +12,9 @@ def test_reading_and_writing_goes_as_the_guide_says(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "guides" / "reading-and-writing.md").read_text(encoding="utf-8")
     with documented_cluster(tmp_path) as cluster:
         cluster.check(page)
+
+
+def test_following_a_topic_goes_as_the_guide_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guides" / "tails.md").read_text(encoding="utf-8")
+    with documented_cluster(tmp_path) as cluster:
+        cluster.check(page)

@@ -215,7 +215,7 @@ class FakeDirect:
                 seen_epoch=seen_epoch,
             )
         )
-        result = apis.result_of(log, offset, packed=packed)
+        result = apis.result_of(log, offset, max_bytes, packed=packed)
         if bare and not packed:
             result = replace(result, slices=(), lines=[piece.lines for piece in result.slices])
         return result, image
@@ -486,7 +486,7 @@ class FakeBrokerApis:
                     await log.changed.wait()
         except TimeoutError:
             pass
-        return self.result_of(log, offset, packed=request.packed)
+        return self.result_of(log, offset, request.max_bytes, packed=request.packed)
 
     def _first_at(self, log: FakePartition, timestamp_ms: int) -> int:
         for piece in log.slices:
@@ -496,13 +496,23 @@ class FakeBrokerApis:
                     return number
         return log.end
 
-    def result_of(self, log: FakePartition, offset: int, *, packed: bool) -> FetchResult:
-        found = [piece for piece in log.slices if piece.next_offset > offset]
+    def result_of(
+        self, log: FakePartition, offset: int, max_bytes: int, *, packed: bool
+    ) -> FetchResult:
+        """Whole batches, at least one, as long as they fit."""
+        found: list[BatchSlice] = []
+        for piece in log.slices:
+            if piece.next_offset > offset:
+                max_bytes -= len(piece.lines)
+                if found and max_bytes < 0:
+                    break
+                found.append(piece)
         if found:
             first = found[0]
             skipped = skip_lines(bytes(first.lines), first.header, offset)
+            lines = bytes(first.lines)[skipped:]
             found[0] = first._replace(
-                lines=bytes(first.lines)[skipped:], first_offset=max(offset, first.first_offset)
+                lines=lines, first_offset=max(offset, first.first_offset), count=lines.count(b"\n")
             )
         frames = [
             PackedSlice.whole(piece.header, pack(piece.lines) or b"")

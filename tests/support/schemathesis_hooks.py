@@ -15,3 +15,6 @@ def before_call(context: schemathesis.HookContext, case: Any, kwargs: dict[str, 
     query = case.query or {}
     if str(query.get("timeout", "")).isdecimal():
         query["timeout"] = min(int(query["timeout"]), WAIT_MS_MAX)
+    accept = str((case.headers or {}).get("Accept", ""))
+    if str(query.get("follow", "")).lower() == "true" or "event-stream" in accept:
+        query["end_timestamp"] = 0  # a tail has no end of its own, and the checker waits for it

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from tests.support.fake_broker_apis import CLUSTER_ID
-from tests.support.http_door import Door, open_door
+from tests.support.http_door import V3, Door, open_door
+from tests.support.waiting import until
 
 COMMAND_DEADLINE_S = 20.0
 
@@ -257,6 +258,84 @@ async def test_follow_goes_on_with_what_comes(shell: Shell, topic: str) -> None:
     )
     read, _ = await reading
     assert read.lines == ["old", "new", "newer"]
+
+
+@pytest.mark.parametrize(("topic", "first"), [("flights", ["4", "5"]), ("flights:1", ["3", "5"])])
+async def test_follow_behind_the_last_records_prints_none_twice(
+    shell: Shell, topic: str, first: list[str]
+) -> None:
+    for number in range(6):
+        await send(shell, number % 2, {"value": str(number), "timestamp": 1_000 + number})
+    command = ("consume", topic, "--last", "2", "-f")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "http_api.cli", *command),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "QUORUMLOG_URL": f"http://{shell.door.address}"},
+    )
+    assert process.stdout is not None
+    await until_followed(shell)
+    await send(shell, 1, {"value": "new"})
+    async with asyncio.timeout(COMMAND_DEADLINE_S):
+        lines = [(await process.stdout.readline()).decode().strip() for _ in range(3)]
+    process.send_signal(signal.SIGINT)
+    await process.wait()
+    assert lines == [*first, "new"]
+
+
+async def until_followed(shell: Shell) -> None:
+    """Wait until a tail waits at the end of a partition."""
+    requests = shell.door.apis.requests
+    requests.clear()
+    await until(lambda: any(getattr(each, "max_wait_ms", 0) > 5_000 for each in requests), 10)
+
+
+async def test_follow_prints_the_named_partitions_with_all_that_is_known(shell: Shell) -> None:
+    headers = [{"key": "trace", "value": "YWI="}]
+    await send(shell, 1, {"value": 1, "headers": headers, "timestamp": 1_700_000_000_123})
+    await send(shell, 0, {"key": "k", "value": {"a": None}})
+    read = await shell("consume", "flights:1", "-f", "-n", "1", "--format", "json")
+    assert json.loads(read.lines[0]) == {
+        "topic": "flights",
+        "partition": 1,
+        "offset": 0,
+        "key": None,
+        "value": 1,
+        "timestamp": 1_700_000_000_123,
+        "headers": headers,
+    }
+    both = await shell("consume", "flights:0,1", "-f", "-n", "2", "--format", "json")
+    assert {json.loads(line)["partition"] for line in both.lines} == {0, 1}
+    keyed = await shell("consume", "flights:0", "-f", "-n", "1", "-k", ":")
+    assert keyed.lines == ['k:{"a": null}']
+
+
+async def test_follow_shows_bytes_that_are_no_json_with_binary_only(shell: Shell) -> None:
+    body = json.dumps({"value": {"type": "BINARY", "data": "/wA="}, "partition_id": 0})
+    path = f"{V3}/topics/flights/records"
+    sent = await shell.door.call("POST", path, body, {"Content-Type": "application/json"})
+    assert sent.status == 200
+    refused = await shell("consume", "flights", "-f", "-n", "1")
+    assert refused.code == 1
+    assert "the value of flights:0 at offset 0 is not JSON; try --binary" in refused.err
+    shown = await shell("consume", "flights", "-f", "-n", "1", "--binary", "--format", "json")
+    assert shown.json["value"] == "/wA="
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("flights:0", "-G", "g"), "expected a topic, as in flights"),
+        (("flights", "-G", "g", "--last", "3"), "no --until and no --last"),
+        (("flights", "-G", "g", "--until", "3"), "no --until and no --last"),
+        (("flights", "-G", "g", "-o", "3"), "expected -o earliest or -o latest, or none"),
+    ],
+)
+async def test_a_member_can_t_choose_what_its_group_decides(
+    shell: Shell, arguments: tuple[str, ...], says: str
+) -> None:
+    refused = await shell("consume", *arguments)
+    assert refused.code == 2
+    assert says in refused.err
 
 
 async def test_a_reader_that_has_had_enough_is_no_failure(shell: Shell) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from http_api.contract import v2
 from http_api.contract.errors import RestCode
+from http_api.contract.event_stream import EVENT_STREAM, LAST_EVENT_ID
 from http_api.contract.media_types import (
     DECODED_LENGTH_HEADER,
     LINES,
@@ -17,6 +18,7 @@ from http_api.contract.media_types import (
 from http_api.contract.operations.declaration import Header, Operation, Reply, reply
 from http_api.contract.operations.parameters import (
     INT32_MAX,
+    FlagParameter,
     IntegerParameter,
     TextParameter,
     WordParameter,
@@ -30,6 +32,7 @@ from http_api.contract.operations.shared import (
     TOPIC,
     TOPIC_ID,
 )
+from http_api.contract.tail_tokens import Place, ReadToken, encode_token
 
 _TAG: Final = "Records"
 _METADATA: Final = "Topics"
@@ -41,7 +44,8 @@ OFFSET: Final = TextParameter(
     "offset",
     description=(
         "Where the read begins: an offset, `-N` for the last N, `earliest`, `latest`, "
-        "`@MILLISECONDS` or an ISO 8601 time. This or `timestamp` is required."
+        "`@MILLISECONDS` or an ISO 8601 time. A page of a partition needs this, `timestamp` or "
+        "`after`; all else begins at the end without."
     ),
     example="earliest",
 )
@@ -75,10 +79,11 @@ TIMEOUT: Final = IntegerParameter(
 )
 INCLUDE: Final = WordParameter(
     "include",
-    words=("timestamp", "batches"),
+    words=("timestamp", "batches", "tokens", "tokens,timestamp"),
     description=(
         "`timestamp`: stored lines have their time. `batches`: a line before the lines of each "
-        f"batch has times and formats; only as `{NDJSON}`."
+        f"batch has times and formats; only of a page as `{NDJSON}`. `tokens`: of a tail as "
+        f"`{NDJSON}`, lines with the token to go on from."
     ),
     example="timestamp",
 )
@@ -117,6 +122,41 @@ READ_TOPIC_ID: Final = TextParameter(
     example=TOPIC_ID,
 )
 
+# Tails
+
+TOKEN_EXAMPLE: Final = encode_token(ReadToken(TOPIC_ID, (Place(13, 5),), 0))
+AFTER: Final = TextParameter(
+    "after",
+    description="Token behind which the read begins: from a tail, an `id` or `Quorumlog-Next`.",
+    example=TOKEN_EXAMPLE,
+)
+FOLLOW: Final = FlagParameter(
+    "follow",
+    description=(
+        "`true`: a tail, which sends records as they come and has no end of its own. "
+        "`max_bytes`, `timeout`, `frames` and `rack` have no meaning for it."
+    ),
+    example=False,
+)
+HEARTBEAT_MS: Final = IntegerParameter(
+    "heartbeat_ms",
+    default=15_000,
+    minimum=1_000,
+    maximum=60_000,
+    description="Milliseconds of silence of a tail after which it shows that it is alive.",
+    example=15_000,
+)
+LAST_EVENT_ID_HEADER: Final = TextParameter(
+    LAST_EVENT_ID,
+    description="The token behind which a tail goes on; it goes before the URL's.",
+    example=TOKEN_EXAMPLE,
+)
+TAIL_HEADERS: Final = (Header("Cache-Control", "`no-store` of a tail.", "no-store"),)
+DIVERGING_HEADERS: Final = (
+    Header("Quorumlog-Diverging-Offset", "Where the log differs from what was read.", 80),
+    Header("Quorumlog-Diverging-Epoch", "Epoch of the log there.", 4),
+)
+
 _RECORD: Final = {
     "topic": TOPIC,
     "key": AnyValue("alice"),
@@ -126,13 +166,14 @@ _RECORD: Final = {
     "timestamp": 1_795_354_422_224,
 }
 _LINE: Final = {"offset": 12, "key": AnyValue("alice"), "value": AnyValue({"id": 1})}
+_STORED_LINE: Final = '{"offset":12,"key":"alice","value":{"id":1}}'
 _HEADERS: Final = (
-    Header("Quorumlog-High-Watermark", "The high watermark.", 13, is_constant=True),
-    Header("Quorumlog-Log-Start-Offset", "The first offset of the log.", 0, is_constant=True),
-    Header("Quorumlog-Next-Offset", "Where the next read goes on.", 13, is_constant=True),
+    Header("Quorumlog-High-Watermark", "The high watermark.", 13),
+    Header("Quorumlog-Log-Start-Offset", "The first offset of the log.", 0),
+    Header("Quorumlog-Next-Offset", "Where the next read goes on.", 13),
     Header("Quorumlog-Next-Leader-Epoch", "Epoch that belongs to the next offset.", 5),
-    Header("Quorumlog-Leader", "Id of the leader.", 2, is_constant=True),
-    Header("Quorumlog-Leader-Epoch", "Epoch of the leader.", 5, is_constant=True),
+    Header("Quorumlog-Leader", "Id of the leader.", 2),
+    Header("Quorumlog-Leader-Epoch", "Epoch of the leader.", 5),
     Header("Quorumlog-Topic-Id", "Id of the topic; another one: made anew.", TOPIC_ID),
     Header("Quorumlog-Leader-Url", "URL of the leader.", BASE_URL),
     Header("Quorumlog-Served-By", "Id of the replica that served, with `rack`.", 1),
@@ -148,7 +189,10 @@ RECORDS: Final = Operation(
     tag=_TAG,
     summary="Read records from a position on",
     carries_records=True,
-    description="Waits for a first record up to `timeout`, then the answer is empty.",
+    description=(
+        "Waits for a first record up to `timeout`, then the answer is empty. With `follow=true`, "
+        "or as Server-Sent Events, the answer has no end of its own: records are sent as they come."
+    ),
     parameters=(
         OFFSET,
         TIMESTAMP,
@@ -163,8 +207,11 @@ RECORDS: Final = Operation(
         LEADER_EPOCH,
         SEEN_EPOCH,
         READ_TOPIC_ID,
+        AFTER,
+        FOLLOW,
+        HEARTBEAT_MS,
     ),
-    headers=(RACK_HEADER,),
+    headers=(RACK_HEADER, LAST_EVENT_ID_HEADER),
     replies=(
         Reply(
             200,
@@ -172,10 +219,11 @@ RECORDS: Final = Operation(
             {
                 V2_JSON: [_RECORD],
                 V2_BINARY: [_RECORD | {"key": "YWxpY2U=", "value": "eyJpZCI6MX0="}],
-                NDJSON: '{"offset":12,"key":"alice","value":{"id":1}}\n',
+                NDJSON: _STORED_LINE + "\n",
                 LINES: [_LINE],
+                EVENT_STREAM: f"id: {TOKEN_EXAMPLE}\ndata: {_STORED_LINE}\n\n",
             },
-            headers=_HEADERS,
+            headers=(*_HEADERS, *TAIL_HEADERS),
         ),
     ),
     errors=(
@@ -187,10 +235,7 @@ RECORDS: Final = Operation(
         RestCode.TOPIC_CHANGED,
         *FROM_LEADER,
     ),
-    error_headers=(
-        Header("Quorumlog-Diverging-Offset", "Where the log differs from what was read.", 80),
-        Header("Quorumlog-Diverging-Epoch", "Epoch of the log there.", 4),
-    ),
+    error_headers=DIVERGING_HEADERS,
 )
 
 # Topics, partitions, brokers

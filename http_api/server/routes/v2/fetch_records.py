@@ -10,9 +10,8 @@ same helpers.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
@@ -21,7 +20,6 @@ from broker.record.compression import fits_one_frame, framed, framed_as_single
 from broker.record.lines import BATCH_BYTES_MAX
 from broker.record.render import (
     batch_line,
-    before_offset,
     lines_to_array,
     lines_with_batches,
     render_v2,
@@ -31,12 +29,13 @@ from broker.record.values import RecordNotJsonError
 from broker.server.local_partitions import split_packed
 from broker.server.requests import UNKNOWN_EPOCH, FetchRequest
 from http_api.contract.errors import RestCode, RestError
-from http_api.contract.grammar import AtOffset, Earliest, FromTime, LastRecords, Latest
+from http_api.contract.grammar import AtOffset, FromTime
 from http_api.contract.media_types import (
     DECODED_LENGTH_HEADER,
     FETCH_REPLIES,
     LINES,
     NDJSON,
+    READ_REPLIES,
     V2_BINARY,
     V2_JSON,
     ZSTD,
@@ -49,14 +48,13 @@ from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answer_coding import MAY_GZIP
 from http_api.server.answers import ERROR_TYPE, reply
 from http_api.server.image_lookup import find_topic, partition_not_found, topic_not_found
-from http_api.server.query_parameters import (
-    ReadEnd,
-    end_before_start,
-    offset_epoch,
-    read_end,
-    read_start,
-    seen_epoch,
+from http_api.server.position_lookup import (
+    before_bound,
+    fetch_or_404,
+    last_epoch,
+    read_page,
 )
+from http_api.server.query_parameters import offset_epoch, read_end, seen_epoch, topic_id_of
 from http_api.server.request_parsing import (
     accept_of,
     bad_parameter,
@@ -65,15 +63,16 @@ from http_api.server.request_parsing import (
     topic_name,
 )
 from http_api.server.request_site import broker_url
-from raft_metadata.common.errors import ErrorCode, KafkaError
+from http_api.server.tail_shapes import stored_lines, timed_lines
+from http_api.server.tails import read_from, serve_tail, tail_includes, wanted_tail
 from raft_metadata.common.ids import TopicId
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from broker.config import BrokerLimits
     from broker.record.batch import BatchSlice
-    from broker.record.compression import Piece
-    from broker.server.requests import FetchResult, OffsetsResult
+    from broker.server.requests import BrokerApis, FetchResult
     from http_api.contract.grammar import Position
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
@@ -81,13 +80,8 @@ if TYPE_CHECKING:
     from raft_metadata.image.metadata_image import TopicImage
 
 
-A = TypeVar("A")
-
-POSITION_ATTEMPTS = 3
-"""Most look-ups of the log's ends for one read, if they move between a look-up and the read."""
 MANY_FRAMES = "many"
 """Value of ``frames``: the reader decodes several zstd frames in a row."""
-TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 SEPARATE_WRITE_BYTES = 65_536
 """Bodies of this size or more are written apart from their headers: joining would copy the body,
 which costs more than a second system call."""
@@ -97,6 +91,7 @@ class FetchRoutes:
     """Reads of the v2 API. Owner: the app; holds no state of its own."""
 
     def __init__(self, context: ApiContext) -> None:
+        self._context = context
         self._apis = context.apis
         self._limits = context.limits
 
@@ -104,7 +99,22 @@ class FetchRoutes:
         router.serve(declared.RECORDS, self.records)
 
     async def records(self, request: web.Request, topic: str, partition: str) -> web.StreamResponse:
-        """Answer records from a position on; wait for the first up to ``timeout``."""
+        """Answer records from a position on, as a page or as a tail.
+
+        A page waits for the first record up to ``timeout``.
+        """
+        name, number = topic_name(topic), partition_id(partition)
+        tail_type = wanted_tail(request, READ_REPLIES)
+        if tail_type is None:
+            return await self._page(request, name, number)
+        timed = "timestamp" in tail_includes(request.query)
+        image = await existing_partition(self._apis, name, number)
+        lines = timed_lines if timed else stored_lines
+        return await serve_tail(self._context, request, image, number, tail_type, lines)
+
+    async def _page(
+        self, request: web.Request, name: TopicName, number: PartitionId
+    ) -> web.StreamResponse:
         content_type = choose_reply(accept_of(request), FETCH_REPLIES)
         if content_type is None:
             raise not_acceptable(request, V2_JSON, V2_BINARY, NDJSON, LINES)
@@ -113,23 +123,22 @@ class FetchRoutes:
         include = _include(request.query, content_type)
         packed = _takes_frames(request, content_type, include)
         many = _reads_many(request.query)
-        name, number = topic_name(topic), partition_id(partition)
-        position = read_start(request.query)
-        fetch = self._request(name, number, position, request, packed=packed)
+        fetch, position = fetch_request(request, name, number, self._limits)
         if packed:
-            fetch = replace(fetch, max_bytes=readable_bytes(fetch.max_bytes, many=many))
+            max_bytes = readable_bytes(fetch.max_bytes, many=many)
+            fetch = replace(fetch, packed=True, max_bytes=max_bytes)
         request[ASKED_WAIT_MS] = fetch.max_wait_ms
         end = read_end(request.query, position)
-        image = await self._existing(fetch.topic, fetch.partition)
-        fetch, result, bound = await self._read(position, end, fetch)
+        image = await existing_partition(self._apis, name, number)
+        fetch, result, bound = await read_page(self._apis, position, end, fetch)
         if result.packed and not many:
             result = in_one_frame(result)
         try:
             body, coding = _body(result, content_type, fetch, include, many=many)
         except BatchError:  # a rotten batch: read as lines, it is reported as a damaged log
-            result = await self._fetch(replace(fetch, packed=False))
+            result = await fetch_or_404(self._apis, replace(fetch, packed=False))
             if bound is not None:
-                result = _before(result, bound)
+                result = before_bound(result, bound)
             body, coding = _body(result, content_type, fetch, include, many=many)
         headers = self._headers(result, content_type, image) | coding
         if fetch.rack is not None:
@@ -137,107 +146,6 @@ class FetchRoutes:
         if bound is not None:
             headers |= _bound_headers(result, bound)
         return await _send(request, body, headers)
-
-    async def _existing(self, topic: TopicName, partition: PartitionId) -> TopicImage:
-        image = await find_topic(self._apis, topic, partition)
-        if image is None:
-            raise RestError(404, RestCode.PARTITION_NOT_FOUND, topic_not_found(topic))
-        if not 0 <= partition < image.partitions_count:
-            text = partition_not_found(topic, partition)
-            raise RestError(404, RestCode.PARTITION_NOT_FOUND, text)
-        return image
-
-    async def _fetch(self, fetch: FetchRequest) -> FetchResult:
-        return await _found(fetch, self._apis.fetch(fetch))
-
-    async def _read(
-        self, position: Position, end: ReadEnd | None, fetch: FetchRequest
-    ) -> tuple[FetchRequest, FetchResult, int | None]:
-        """Read from a position, up to a bound if there is one.
-
-        A read that begins at the bound waits for nothing. The ends of the log may move between
-        their look-up and the read, by retention for example: they are then looked up again. Return
-        the request with the offset that was read from, the result and the bound's offset.
-
-        Raises:
-            RestError: 400/40002, the bound is before the offset to read from.
-        """
-        if end is None and isinstance(position, AtOffset | FromTime):
-            return fetch, await self._fetch(fetch), None
-        attempt = 0
-        while True:
-            attempt += 1
-            start = await self._start_of(position, fetch)
-            bound = None if end is None else await self._bound_of(end, fetch)
-            if bound is not None and bound < start and isinstance(position, AtOffset):
-                raise end_before_start("end_timestamp", bound, start)
-            wait_ms = fetch.max_wait_ms if bound is None or start < bound else 0
-            now = replace(fetch, offset=start, timestamp_ms=None, max_wait_ms=wait_ms)
-            try:
-                result = await self._fetch(now)
-                if bound is None:
-                    return now, result, None
-                if result.packed and result.packed[-1].next_offset > bound:
-                    result = await self._fetch(replace(now, packed=False))  # lines can be cut
-                return now, _before(result, bound), bound
-            except KafkaError as error:
-                is_moved = error.code is ErrorCode.OFFSET_OUT_OF_RANGE
-                if not is_moved or isinstance(position, AtOffset) or attempt == POSITION_ATTEMPTS:
-                    raise
-
-    async def _start_of(self, position: Position, fetch: FetchRequest) -> int:
-        match position:
-            case AtOffset(offset):
-                return offset
-            case FromTime(timestamp_ms):
-                return await self._offset_at(fetch, timestamp_ms)
-            case _:
-                ends = await _found(fetch, self._apis.offsets(fetch.topic, fetch.partition))
-                return _offset_of(position, ends)
-
-    async def _bound_of(self, end: ReadEnd, fetch: FetchRequest) -> int:
-        bounds = [] if end.offset is None else [end.offset]
-        if end.timestamp_ms is not None:
-            bounds.append(await self._offset_at(fetch, end.timestamp_ms))
-        return min(bounds)
-
-    async def _offset_at(self, fetch: FetchRequest, timestamp_ms: int) -> int:
-        """Return the offset of the first record at or after a time, else the high watermark."""
-        look_up = FetchRequest(
-            topic=fetch.topic,
-            partition=fetch.partition,
-            timestamp_ms=timestamp_ms,
-            max_bytes=1,
-            max_wait_ms=0,
-        )
-        found = await self._fetch(look_up)
-        return found.slices[0].first_offset if found.slices else found.next_offset
-
-    def _request(
-        self,
-        topic: TopicName,
-        partition: PartitionId,
-        position: Position,
-        request: web.Request,
-        *,
-        packed: bool,
-    ) -> FetchRequest:
-        """Return the request, without a start where the ends of the log decide it."""
-        query = request.query
-        limits = self._limits
-        return FetchRequest(
-            topic=topic,
-            partition=partition,
-            offset=position.offset if isinstance(position, AtOffset) else None,
-            timestamp_ms=position.timestamp_ms if isinstance(position, FromTime) else None,
-            max_bytes=declared.MAX_BYTES.read(query, limits),
-            max_wait_ms=declared.TIMEOUT.read(query, limits),
-            rack=_rack(request),
-            packed=packed,
-            leader_epoch=offset_epoch(query, position),
-            seen_epoch=seen_epoch(query),
-            topic_id=_topic_id(query),
-        )
 
     def _headers(self, result: FetchResult, content_type: str, topic: TopicImage) -> dict[str, str]:
         """Return the headers from which a reader continues, and finds the leader next time."""
@@ -267,28 +175,48 @@ class FetchRoutes:
         return headers
 
 
-async def _found(fetch: FetchRequest, answer: Awaitable[A]) -> A:
-    """Return the broker's answer; 404 if the partition was deleted meanwhile."""
-    try:
-        return await answer
-    except KafkaError as error:
-        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise
-        text = partition_not_found(fetch.topic, fetch.partition)
-        raise RestError(404, RestCode.PARTITION_NOT_FOUND, text) from None
+async def existing_partition(
+    apis: BrokerApis, topic: TopicName, partition: PartitionId
+) -> TopicImage:
+    """Return the topic of a partition that exists, or raise 404/40402."""
+    image = await find_topic(apis, topic, partition)
+    if image is None:
+        raise RestError(404, RestCode.PARTITION_NOT_FOUND, topic_not_found(topic))
+    if not 0 <= partition < image.partitions_count:
+        text = partition_not_found(topic, partition)
+        raise RestError(404, RestCode.PARTITION_NOT_FOUND, text)
+    return image
 
 
-def _before(result: FetchResult, bound: int) -> FetchResult:
-    """Return the records of a result below an offset."""
-    if result.next_offset <= bound:
-        return result
-    slices = before_offset(result.slices, bound)
-    return replace(result, slices=slices, next_offset=bound, next_leader_epoch=_last_epoch(slices))
+def fetch_request(
+    request: web.Request, topic: TopicName, partition: PartitionId, limits: BrokerLimits
+) -> tuple[FetchRequest, Position]:
+    """Return the fetch that a page needs, and its position.
 
+    The fetch has no start where the ends of the log decide it.
 
-def _last_epoch(pieces: Sequence[Piece]) -> int:
-    """Return the leader epoch of the last record; -1 without one."""
-    return pieces[-1].header.leader_epoch if pieces else UNKNOWN_EPOCH
+    Raises:
+        RestError: 400/40002, a bad parameter.
+    """
+    query = request.query
+    start = read_from(request, partition)
+    position, epoch, topic_id = start.position, UNKNOWN_EPOCH, topic_id_of(query)
+    if start.token is not None:
+        [(offset, epoch)] = start.token.places
+        position, topic_id = AtOffset(offset), TopicId(start.token.topic_id)
+    fetch = FetchRequest(
+        topic=topic,
+        partition=partition,
+        offset=position.offset if isinstance(position, AtOffset) else None,
+        timestamp_ms=position.timestamp_ms if isinstance(position, FromTime) else None,
+        max_bytes=declared.MAX_BYTES.read(query, limits),
+        max_wait_ms=declared.TIMEOUT.read(query, limits),
+        rack=_rack(request),
+        leader_epoch=max(epoch, offset_epoch(query, start.position)),
+        seen_epoch=seen_epoch(query),
+        topic_id=topic_id,
+    )
+    return fetch, position
 
 
 def _bound_headers(result: FetchResult, bound: int) -> dict[str, str]:
@@ -317,7 +245,7 @@ def in_one_frame(result: FetchResult) -> FetchResult:
         slices=slices,
         packed=packed,
         next_offset=kept[-1].next_offset,
-        next_leader_epoch=_last_epoch(kept),
+        next_leader_epoch=last_epoch(kept),
     )
 
 
@@ -337,7 +265,7 @@ def _body(
     try:
         body = _render(result.slices, content_type, fetch, include)
     except RecordNotJsonError as error:
-        raise _unreadable(error, fetch) from None
+        raise unreadable(error, fetch.topic, fetch.partition) from None
     return body, {hdrs.VARY: hdrs.ACCEPT_ENCODING} if content_type == NDJSON else {}
 
 
@@ -368,27 +296,11 @@ def _rack(request: web.Request) -> str | None:
     return declared.RACK_HEADER.read(request.headers)
 
 
-def _topic_id(query: Mapping[str, str]) -> TopicId | None:
-    topic_id = query.get("topic_id")
-    if topic_id is not None and not TOPIC_ID.fullmatch(topic_id):
-        raise bad_parameter("topic_id", topic_id, "22 characters, as in Quorumlog-Topic-Id")
-    return None if topic_id is None else TopicId(topic_id)
-
-
-def _offset_of(position: Earliest | Latest | LastRecords, ends: OffsetsResult) -> int:
-    """Return the offset of a position in a log with these ends."""
-    match position:
-        case Earliest():
-            return ends.beginning_offset
-        case Latest():
-            return ends.end_offset
-        case LastRecords(count):
-            return max(ends.beginning_offset, ends.end_offset - count)
-
-
 def _include(query: Mapping[str, str], content_type: str) -> str | None:
     """Return the requested addition to the records: ``timestamp``, ``batches`` or None."""
     include = declared.INCLUDE.read_optional(query)
+    if include is not None and include.startswith("tokens"):
+        raise bad_parameter("include", include, "it beside 'follow=true' only")
     if include == "batches" and content_type != NDJSON:
         raise bad_parameter("include", include, f"it together with 'Accept: {NDJSON}'")
     return include
@@ -418,11 +330,12 @@ def _render(
     return b"[" + b",".join(rendered) + b"]"
 
 
-def _unreadable(error: RecordNotJsonError, fetch: FetchRequest) -> RestError:
+def unreadable(error: RecordNotJsonError, topic: TopicName, partition: PartitionId) -> RestError:
+    """Return the refusal of a record that the requested type can't show."""
     return RestError(
         422,
         RestCode.JSON_CONVERSION,
-        f"{error.message} of partition {fetch.partition} of topic {fetch.topic}: "
+        f"{error.message} of partition {partition} of topic {topic}: "
         f"send 'Accept: {V2_BINARY}' to read it as base64",
     )
 

@@ -9,13 +9,12 @@ for its receipt gets it.
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from aiohttp import hdrs, web
 
+from broker.record.render import iso_8601
 from http_api.contract.errors import (
     REST_STATUS,
     RestCode,
@@ -63,7 +62,6 @@ _EMPTY_STREAM = "Payload error. Request body is empty. Data is required."
 _EMPTY_BATCH_BODY = "Request body is empty. Data is required."
 _TOO_LONG = "Streaming connection open for longer than allowed"
 _STOPPING = "this broker is stopping: nothing behind this was read, send it to another broker"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RecordRoutes(V3Routes):
@@ -321,7 +319,9 @@ class Receipts:
 
     def written(self, written: WrittenRecord, entry: RecordEntry) -> bytes:
         """Return the receipt of a record that is written."""
-        time = b"null" if written.timestamp_ms is None else _iso_8601(written.timestamp_ms)
+        time = b"null"
+        if written.timestamp_ms is not None:
+            time = b'"%b"' % iso_8601(written.timestamp_ms)
         return self._written % (written.partition, written.offset, time, entry.shown)
 
     def failed(self, why: RefusedEntry | KafkaError) -> dict[str, Any]:
@@ -339,12 +339,6 @@ class Receipts:
         if status == 409 or status >= 500:
             row |= {"retriable": why.code.retriable, "outcome": why.outcome.value}
         return row
-
-
-@lru_cache(maxsize=1_024)
-def _iso_8601(timestamp_ms: int) -> bytes:
-    moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
-    return b'"%b"' % moment.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
 
 
 def _check_json(request: web.Request) -> None:
