@@ -258,7 +258,7 @@ async def test_silence_is_broken_by_a_heartbeat_in_each_form(door: Door) -> None
 
     async def lines(query: str) -> list[bytes | None]:
         async with tail(door, f"{TOPIC}?follow=true&{beat}{query}") as stream:
-            return [await stream.line() for _ in range(2)]
+            return [await stream.line() for _ in range(2 if query else 1)]
 
     async def events() -> bytes:
         async with tail(door, f"{PARTITION}?{beat}", EVENTS) as stream:
@@ -267,7 +267,7 @@ async def test_silence_is_broken_by_a_heartbeat_in_each_form(door: Door) -> None
             return stream.body
 
     plain, with_tokens, sse = await asyncio.gather(lines(""), lines("&include=tokens"), events())
-    assert plain == [b"", b""]
+    assert plain == [b""]
     assert with_tokens[0] == with_tokens[1]
     assert orjson.loads(with_tokens[0] or b"")["next"]
     opening, heartbeat, _ = sse.split(b"\n\n")
