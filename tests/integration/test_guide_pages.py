@@ -12,3 +12,9 @@ def test_reading_and_writing_goes_as_the_guide_says(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "guides" / "reading-and-writing.md").read_text(encoding="utf-8")
     with documented_cluster(tmp_path) as cluster:
         cluster.check(page)
+
+
+def test_a_reader_of_kafkas_guides_finds_what_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guides" / "from-kafka.md").read_text(encoding="utf-8")
+    with documented_cluster(tmp_path) as cluster:
+        cluster.check(page)
