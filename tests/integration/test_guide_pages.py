@@ -18,3 +18,9 @@ def test_a_reader_of_kafkas_guides_finds_what_the_page_says(tmp_path: Path) -> N
     page = (ROOT / "docs" / "guides" / "from-kafka.md").read_text(encoding="utf-8")
     with documented_cluster(tmp_path) as cluster:
         cluster.check(page)
+
+
+def test_the_rest_api_answers_as_its_guide_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guides" / "rest.md").read_text(encoding="utf-8")
+    with documented_cluster(tmp_path) as cluster:
+        cluster.check(page)
