@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
-from benchmarks import failover, fetch, growth, idle, produce, spark, tails
+from benchmarks import doors, failover, fetch, growth, idle, produce, spark, tails
 from benchmarks.product import product
 from benchmarks.report import NO_FIGURE, Row, machine, missed, table
 from chaos.cluster import ClusterError
@@ -36,7 +36,7 @@ NOT_MEASURED = (
 )
 """Errors by which a misbehaving cluster shows itself to the benchmarks."""
 SECTIONS = (
-    "idle", "produce", "latency", "spread", "fetch", "consumer", "tails", "growth", "failover",
+    "idle", "produce", "latency", "spread", "fetch", "consumer", "doors", "growth", "failover",
     "spark",
 )  # fmt: skip
 
@@ -88,8 +88,9 @@ async def measure(section: str, cluster: Product, options: Options) -> list[Row]
             if "fetch" not in options.sections:
                 await fetch.fill(cluster)
             return await fetch.consumer(cluster, options.seconds)
-        case "tails":
-            return await tails.measure(cluster)
+        case "doors":
+            rows = await doors.measure(cluster, options.seconds, options.rounds)
+            return [*rows, *await tails.measure(cluster)]
         case "growth":
             return await growth.measure(cluster, options.seconds, options.rounds, options.scale)
         case "failover":

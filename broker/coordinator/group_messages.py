@@ -31,8 +31,8 @@ A = TypeVar("A")
 
 MOVES_KEPT = 10
 """Moved positions that a group's description names."""
-MOVES_TOLD_MAX = 32
-"""Most moved positions that one answer names; one more read tells the next ones."""
+MOVES_REPORTED_MAX = 32
+"""Most moved positions that one answer names; the next answer names more."""
 SCHEMA_FORMATS = frozenset({"avro", "jsonschema", "protobuf"})
 """Formats that are accepted when an instance is created and refused when it reads."""
 FORMATS = frozenset({"binary", "json", "text"}) | SCHEMA_FORMATS
@@ -248,7 +248,7 @@ class PolledRecords:
     is_resumed: bool = False
     """True if the token was of an earlier coordinator: reading went on from the commit."""
     moved: tuple[Move, ...] = ()
-    """Positions that were moved since the last answer, at most `MOVES_TOLD_MAX`."""
+    """Positions that were moved since the last answer, at most `MOVES_REPORTED_MAX`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

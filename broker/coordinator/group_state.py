@@ -84,7 +84,7 @@ class Session:
     auto_committed_ms: int = 0
     revoking_since_ms: int | None = None
     """Judge time since which it owns partitions that it must give up; None if there are none."""
-    untold_moves: list[Move] = field(default_factory=list)
+    unreported_moves: list[Move] = field(default_factory=list)
     """Moves of its positions that no answer has named yet; at most one for each partition."""
     rotation: int = 0
     """Index of the partition with which its next read begins, modulo their number."""
@@ -384,10 +384,10 @@ class GroupsState:
     def note_move(self, group: GroupId, session: Session, move: Move) -> None:
         """Keep a move for the session's next answer and for the group's description."""
         place = (move.topic, move.partition)
-        session.untold_moves = [
-            one for one in session.untold_moves if (one.topic, one.partition) != place
+        session.unreported_moves = [
+            one for one in session.unreported_moves if (one.topic, one.partition) != place
         ]
-        session.untold_moves.append(move)
+        session.unreported_moves.append(move)
         self.moves.setdefault(group, deque(maxlen=MOVES_KEPT)).append(move)
 
     # ---- look-up

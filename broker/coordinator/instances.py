@@ -375,7 +375,7 @@ def seek(
 def follow_move(
     state: GroupsState, key: InstanceKey, move: Move, leader_epoch: int, topics: Topics
 ) -> None:
-    """Go on reading where a move says, record that as a seek, and keep the move to be told."""
+    """Go on reading where a move says, record that as a seek, and keep the move to be reported."""
     _, _, session = state.find(key)
     place = OffsetAndEpoch(move.to_offset, leader_epoch)
     seek(state, key, {TopicPartition(move.topic, move.partition): place}, topics)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.coordinator import instances
 from broker.coordinator.group_messages import (
-    MOVES_TOLD_MAX,
+    MOVES_REPORTED_MAX,
     SCHEMA_FORMATS,
     Move,
     OffsetReset,
@@ -678,10 +678,13 @@ class _Read:
         return self._answer(body, sum(part.count for part in mine), token, self._take_moves())
 
     def _take_moves(self) -> tuple[Move, ...]:
-        """Return the moves to be told with this answer; the others wait for the next one."""
-        moves = self.session.untold_moves
-        told, self.session.untold_moves = moves[:MOVES_TOLD_MAX], moves[MOVES_TOLD_MAX:]
-        return tuple(told)
+        """Return the moves that this answer reports; the others wait for the next one."""
+        moves = self.session.unreported_moves
+        reported, self.session.unreported_moves = (
+            moves[:MOVES_REPORTED_MAX],
+            moves[MOVES_REPORTED_MAX:],
+        )
+        return tuple(reported)
 
     async def _wait(
         self,

@@ -2,7 +2,7 @@
 
 A reader names the offset that it reads next and the epoch of that offset: the leader epoch of the
 record right before it. After an unclean election a log may be shorter than what was read, or hold
-other records in the same place; `find_divergence` tells the two apart, and where they begin.
+other records in the same place; `find_divergence` distinguishes the two and finds where they begin.
 `LocalPartitions` calls it before a read that names an epoch, and `next_epoch` behind every read.
 
 The check looks for the record before the position, not for the epoch in the cache of epochs: where

@@ -594,7 +594,7 @@ class LocalPartitions:
     def _check_epoch(self, replica: Replica, offset: int, epoch: int) -> None:
         """Raise `LogTruncatedError` if a position with this epoch is not one of the log.
 
-        Only a leader that is proven to lead tells a reader so: a deposed one may lack what its
+        Only a leader that is proven to lead reports it: a deposed one may lack what its
         successor served (rule R8).
         """
         if epoch == UNKNOWN_EPOCH:

@@ -187,7 +187,7 @@ class DirectApis(Protocol):
 
         ``packed``: see `FetchResult.packed`. ``bare``: the caller needs no facts about batches, so
         the answer may come as `FetchResult.lines`. ``leader_epoch``, ``seen_epoch``: see
-        `FetchRequest`; None if the reader has to be told something about them.
+        `FetchRequest`; None if they have to be checked further.
         """
         ...
 

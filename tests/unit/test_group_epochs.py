@@ -229,7 +229,7 @@ async def test_moves_of_one_partition_are_told_once_with_the_newest(world: World
     for number in range(20):
         move = Move(ONE, T, PartitionId(0), number, number + 1, "out_of_range", 7)
         state.note_move(G, session, move)
-    assert [one.from_offset for one in session.untold_moves] == [19]
+    assert [one.from_offset for one in session.unreported_moves] == [19]
     described = (await world.ask(DescribeGroup(group=G))).moved
     assert [one.from_offset for one in described] == list(range(10, 20))
 

@@ -1,0 +1,183 @@
+"""Every kind of reader behind an unclean election, with real processes (invariant G16, KIP-320).
+
+Two partitions of one cluster. In one the log is cut from 100 to 80 and grows to 120; in the other
+a stale replica's log takes the place of what was read up to 70. Readers stood at 100 and at 70.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.support.live_cluster import Answer, LiveCluster, running
+
+V2 = "application/vnd.kafka.v2+json"
+JSON_V2 = "application/vnd.kafka.json.v2+json"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a reader stood before the election, and the broker that holds no replica."""
+
+    topic: str
+    offset: int
+    epoch: int
+    other: int
+
+
+async def replicas(cluster: LiveCluster, topic: str) -> tuple[int, int, int]:
+    """(leader, follower, the third broker) of a topic with two replicas."""
+    leader = await cluster.leader(topic)
+    described = await cluster.partition(topic)
+    (follower,) = set(described["isr"]) - {leader}
+    (other,) = {1, 2, 3} - {leader, follower}
+    return leader, follower, other
+
+
+async def write(cluster: LiveCluster, through: int, topic: str, count: int) -> None:
+    async def written() -> bool:
+        answer = await cluster.produce(through, topic, *range(count))
+        rows = answer.body.get("offsets", [{"error_code": answer.status}])
+        return all(row["error_code"] is None for row in rows)
+
+    await cluster.until(written, f"{count} records are written to {topic}")
+
+
+async def position(cluster: LiveCluster, topic: str, other: int) -> Position:
+    """The end of the log as a reader meets it, with its epoch."""
+    answer = await cluster.fetch(other, topic)
+    headers = answer.headers
+    offset = int(headers["Quorumlog-Next-Offset"])
+    return Position(topic, offset, int(headers["Quorumlog-Next-Leader-Epoch"]), other)
+
+
+async def create(cluster: LiveCluster, topic: str) -> None:
+    await cluster.create_topic(
+        topic, factor=2, min_insync_replicas="1", unclean_leader_election_enable="true"
+    )
+
+
+async def commit(cluster: LiveCluster, group: str, at: Position) -> None:
+    now = cluster.read()
+    url = f"{now.node(at.other).url}/v3/clusters/{now.cluster_id}/consumer-groups/{group}/offsets"
+    row = {"topic_name": at.topic, "partition_id": 0, "offset": at.offset, "leader_epoch": at.epoch}
+
+    async def committed() -> bool:
+        return (await cluster.ask("PATCH", url, {"data": [row]})).status == 204
+
+    await cluster.until(committed, f"group {group} has committed")
+
+
+async def cut_log(cluster: LiveCluster) -> Position:
+    """A log that is cut from 100 to 80 and grows to 120 under another leader."""
+    await create(cluster, "cut")
+    leader, follower, other = await replicas(cluster, "cut")
+    await write(cluster, other, "cut", 80)
+    await commit(cluster, "first", await position(cluster, "cut", other))  # makes its topic
+    await cluster.kill(f"broker-{follower}")
+    await cluster.wait_isr("cut", 0, {leader}, other)
+    await write(cluster, other, "cut", 20)
+    at = await position(cluster, "cut", other)
+    await commit(cluster, "stood-at-100", at)
+    await cluster.kill(f"broker-{leader}")
+    cluster.start_node(f"broker-{follower}")
+    await write(cluster, other, "cut", 40)
+    cluster.start_node(f"broker-{leader}")
+    await cluster.wait_isr("cut", 0, {leader, follower}, other)
+    return at
+
+
+async def replaced_log(cluster: LiveCluster) -> Position:
+    """A log in which a stale replica's records stand where others were read."""
+    await create(cluster, "replaced")
+    leader, follower, other = await replicas(cluster, "replaced")
+    await write(cluster, other, "replaced", 60)
+    await cluster.kill(f"broker-{follower}")
+    await cluster.wait_isr("replaced", 0, {leader}, other)
+    await write(cluster, other, "replaced", 30)
+    await cluster.kill(f"broker-{leader}")
+    cluster.start_node(f"broker-{follower}")
+    await write(cluster, other, "replaced", 10)
+    at = await position(cluster, "replaced", other)
+    await commit(cluster, "stood-at-70", at)
+    await cluster.kill(f"broker-{follower}")
+    cluster.start_node(f"broker-{leader}")
+    await write(cluster, other, "replaced", 5)
+    cluster.start_node(f"broker-{follower}")
+    await cluster.wait_isr("replaced", 0, {leader, follower}, other)
+    return at
+
+
+@dataclass(frozen=True)
+class Story:
+    cluster: LiveCluster
+    cut: Position
+    replaced: Position
+
+
+async def happen(cluster: LiveCluster) -> Story:
+    cut, replaced = await cut_log(cluster), await replaced_log(cluster)
+    assert (cut.offset, replaced.offset) == (100, 70)
+    return Story(cluster, cut, replaced)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    with running(tmp_path_factory.mktemp("unclean"), "--no-restart") as cluster:
+        yield asyncio.run(happen(cluster))
+
+
+async def fetch(story: Story, at: Position, broker: int) -> Answer:
+    path = f"/topics/{at.topic}/partitions/0/records?offset={at.offset}&leader_epoch={at.epoch}"
+    return await story.cluster.ask("GET", story.cluster.url(broker) + path)
+
+
+@pytest.mark.parametrize("broker", [1, 2, 3])
+async def test_invariant_g16_a_fetch_is_refused_by_every_broker(story: Story, broker: int) -> None:
+    answer = await fetch(story, story.cut, broker)
+    assert (answer.status, answer.body["error_code"]) == (409, 40950)
+    assert answer.headers["Quorumlog-Diverging-Offset"] == "80"
+    answer = await fetch(story, story.replaced, broker)
+    assert (answer.status, answer.body["error_code"]) == (409, 40950)
+    assert answer.headers["Quorumlog-Diverging-Offset"] == "0"
+    assert "diverged" in answer.body["message"]
+
+
+async def instance(story: Story, group: str, at: Position, reset: str) -> str:
+    url = f"{story.cluster.url(at.other)}/consumers/{group}"
+    settings = {"name": reset, "format": "json", "auto.offset.reset": reset}
+    made = await story.cluster.ask("POST", url, settings | {"auto.commit.enable": "false"})
+    assert made.status == 200, made
+    one: dict[str, Any] = {"partitions": [{"topic": at.topic, "partition": 0}]}
+    assigned = await story.cluster.ask("POST", f"{url}/instances/{reset}/assignments", one)
+    assert assigned.status == 204, assigned
+    return f"{url}/instances/{reset}/records?timeout=5000"
+
+
+async def test_invariant_g16_an_instance_goes_on_where_the_log_was_cut(story: Story) -> None:
+    url = await instance(story, "stood-at-100", story.cut, "earliest")
+    answer = await story.cluster.ask("GET", url, headers={"Accept": JSON_V2})
+    assert answer.headers["Quorumlog-Moved"] == "cut-0 100->80 truncated"
+    assert [record["offset"] for record in answer.body] == list(range(80, 120))
+
+
+async def test_invariant_g16_an_instance_stays_where_another_log_stands(story: Story) -> None:
+    url = await instance(story, "stood-at-70", story.replaced, "latest")
+    answer = await story.cluster.ask("GET", url, headers={"Accept": JSON_V2})
+    assert answer.headers["Quorumlog-Moved"] == "replaced-0 70->70 diverged"
+    assert [record["offset"] for record in answer.body] == list(range(70, 95))
+
+
+@pytest.mark.parametrize("name", ["cut", "replaced"])
+async def test_invariant_g16_an_instance_without_a_reset_policy_stops(
+    story: Story, name: str
+) -> None:
+    at = story.cut if name == "cut" else story.replaced
+    url = await instance(story, f"stood-at-{at.offset}", at, "none")
+    for _ in range(2):
+        answer = await story.cluster.ask("GET", url, headers={"Accept": JSON_V2})
+        assert (answer.status, answer.body["error_code"]) == (409, 40950), answer
