@@ -7,6 +7,7 @@ a stale replica's log takes the place of what was read up to 70. Readers stood a
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ class Position:
     offset: int
     epoch: int
     other: int
+    token: str
+    """The same place as the token of a tail."""
 
 
 async def replicas(cluster: LiveCluster, topic: str) -> tuple[int, int, int]:
@@ -52,7 +55,14 @@ async def position(cluster: LiveCluster, topic: str, other: int) -> Position:
     answer = await cluster.fetch(other, topic)
     headers = answer.headers
     offset = int(headers["Quorumlog-Next-Offset"])
-    return Position(topic, offset, int(headers["Quorumlog-Next-Leader-Epoch"]), other)
+    page = await cluster.ask("GET", f"{cluster.url(other)}/topics/{topic}/records?offset=latest")
+    return Position(
+        topic,
+        offset,
+        int(headers["Quorumlog-Next-Leader-Epoch"]),
+        other,
+        page.headers["Quorumlog-Next"],
+    )
 
 
 async def create(cluster: LiveCluster, topic: str) -> None:
@@ -72,7 +82,14 @@ async def commit(cluster: LiveCluster, group: str, at: Position) -> None:
     await cluster.until(committed, f"group {group} has committed")
 
 
-async def cut_log(cluster: LiveCluster) -> Position:
+async def tail(cluster: LiveCluster, at: Position) -> str:
+    """Follow from a position until the stream ends; all that came."""
+    url = f"{cluster.url(at.other)}/topics/{at.topic}/records?follow=true&after={at.token}"
+    answer = await cluster.ask("GET", url, deadline_s=60)
+    return answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+
+
+async def cut_log(cluster: LiveCluster, tails: dict[str, asyncio.Task[str]]) -> Position:
     """A log that is cut from 100 to 80 and grows to 120 under another leader."""
     await create(cluster, "cut")
     leader, follower, other = await replicas(cluster, "cut")
@@ -83,6 +100,7 @@ async def cut_log(cluster: LiveCluster) -> Position:
     await write(cluster, other, "cut", 20)
     at = await position(cluster, "cut", other)
     await commit(cluster, "stood-at-100", at)
+    tails["cut"] = asyncio.create_task(tail(cluster, at))
     await cluster.kill(f"broker-{leader}")
     cluster.start_node(f"broker-{follower}")
     await write(cluster, other, "cut", 40)
@@ -91,7 +109,7 @@ async def cut_log(cluster: LiveCluster) -> Position:
     return at
 
 
-async def replaced_log(cluster: LiveCluster) -> Position:
+async def replaced_log(cluster: LiveCluster, tails: dict[str, asyncio.Task[str]]) -> Position:
     """A log in which a stale replica's records stand where others were read."""
     await create(cluster, "replaced")
     leader, follower, other = await replicas(cluster, "replaced")
@@ -104,6 +122,7 @@ async def replaced_log(cluster: LiveCluster) -> Position:
     await write(cluster, other, "replaced", 10)
     at = await position(cluster, "replaced", other)
     await commit(cluster, "stood-at-70", at)
+    tails["replaced"] = asyncio.create_task(tail(cluster, at))
     await cluster.kill(f"broker-{follower}")
     cluster.start_node(f"broker-{leader}")
     await write(cluster, other, "replaced", 5)
@@ -117,12 +136,15 @@ class Story:
     cluster: LiveCluster
     cut: Position
     replaced: Position
+    tails: dict[str, str]
+    """What a tail of each topic got, that was open at the position during the election."""
 
 
 async def happen(cluster: LiveCluster) -> Story:
-    cut, replaced = await cut_log(cluster), await replaced_log(cluster)
+    tails: dict[str, asyncio.Task[str]] = {}
+    cut, replaced = await cut_log(cluster, tails), await replaced_log(cluster, tails)
     assert (cut.offset, replaced.offset) == (100, 70)
-    return Story(cluster, cut, replaced)
+    return Story(cluster, cut, replaced, {name: await each for name, each in tails.items()})
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +203,28 @@ async def test_invariant_g16_an_instance_without_a_reset_policy_stops(
     for _ in range(2):
         answer = await story.cluster.ask("GET", url, headers={"Accept": JSON_V2})
         assert (answer.status, answer.body["error_code"]) == (409, 40950), answer
+
+
+@pytest.mark.parametrize("name", ["cut", "replaced"])
+@pytest.mark.parametrize("accept", ["application/x-ndjson", "text/event-stream"])
+async def test_invariant_g16_a_tail_does_not_begin_there(
+    story: Story, name: str, accept: str
+) -> None:
+    at = story.cut if name == "cut" else story.replaced
+    topic = f"{story.cluster.url(at.other)}/topics/{at.topic}"
+    for path in (
+        f"/records?after={at.token}",
+        f"/records?follow=true&after={at.token}",
+        f"/partitions/0/records?follow=true&offset={at.offset}&leader_epoch={at.epoch}",
+    ):
+        answer = await story.cluster.ask("GET", topic + path, headers={"Accept": accept})
+        assert (answer.status, answer.body["error_code"]) == (409, 40950), answer
+        expected = "80" if name == "cut" else "0"
+        assert answer.headers["Quorumlog-Diverging-Offset"] == expected
+
+
+@pytest.mark.parametrize("name", ["cut", "replaced"])
+def test_invariant_g16_a_tail_that_is_open_ends_with_the_error(story: Story, name: str) -> None:
+    *records, last = story.tails[name].splitlines()
+    assert [line for line in records if line.strip()] == [], "nothing of the other log"
+    assert json.loads(last)["error_code"] == 40950
