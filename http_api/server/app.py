@@ -145,8 +145,7 @@ def build_app(
     async def sign(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["X-Request-Id"] = ids.of(request.headers.get("X-Request-Id"))
         response.headers["Server"] = SERVER
-        produced = request.get(PRODUCED_TOPIC)
-        if produced is not None:
+        if (produced := request.get(PRODUCED_TOPIC)) is not None:
             response.headers.update(produced.headers(apis.image))
         ignored = request.get(IGNORED)
         if ignored:

@@ -107,6 +107,30 @@ async def test_a_refusal_names_what_was_ignored_too(door: Door) -> None:
 
 
 @pytest.mark.parametrize(
+    "path",
+    [
+        RECORDS, "/topics/flights/records", f"{V3}/topics/flights/records",
+        f"{V3}/topics/flights/partitions/0/records", f"{INSTANCE}/records",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("query", ["offset=0&timeout=0", "offset=0&follow=true"])
+async def test_each_read_takes_both_of_kafkas_words_for_isolation(
+    door: Door, path: str, query: str
+) -> None:
+    """Only committed records are ever read, so both mean the same; another word is refused."""
+    query = "timeout=0" if path.startswith(INSTANCE) else query
+    answer = await door.get(f"{path}?{query}&isolation=serializable")
+    text = "Parameter 'isolation' is 'serializable': expected read_uncommitted or read_committed"
+    assert (answer.status, answer.json) == (400, {"error_code": 40002, "message": text})
+    if "follow" in query or path.startswith(INSTANCE):
+        return  # a tail that begins has no end, an instance is not there
+    query = query.replace("offset=0", "offset=earliest")
+    for word in ("read_committed", "read_uncommitted"):
+        answer = await door.get(f"{path}?{query}&isolation={word}")
+        assert answer.status == 200, answer
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("POST", "/topics/flights?async=true", 204),

@@ -35,6 +35,7 @@ from http_api.contract.operations.parameters import WordParameter
 from http_api.contract.operations.schemas import AnyValue
 from http_api.contract.operations.shared import (
     FROM_LEADER,
+    ISOLATION,
     LINKS,
     SEEN_EPOCH,
     TOPIC,
@@ -120,6 +121,7 @@ RECORDS: Final = Operation(
         INCLUDE,
         FOLLOW,
         HEARTBEAT_MS,
+        ISOLATION,
     ),
     headers=(LAST_EVENT_ID_HEADER,),
     replies=(
@@ -179,6 +181,7 @@ V3_TOPIC: Final = Operation(
         V3_INCLUDE,
         FOLLOW,
         HEARTBEAT_MS,
+        ISOLATION,
     ),
     headers=(LAST_EVENT_ID_HEADER,),
     replies=(_v3_reply(("topics", TOPIC, "records"), _NEXT, _END_REACHED),),
@@ -203,6 +206,7 @@ V3_PARTITION: Final = Operation(
         V3_INCLUDE,
         FOLLOW,
         HEARTBEAT_MS,
+        ISOLATION,
         RACK,
         LEADER_EPOCH,
         SEEN_EPOCH,

@@ -245,7 +245,6 @@ class ConsumerRoutes:
         fields = await bodies.read_object(
             request, self._limits.max_body_bytes, bodies.OFFSETS, empty_needs_no_type=True
         )
-        declared.ASYNC.read(request.query)
         offsets = bodies.commit(fields)
         done = await self._send_to_coordinator(
             Commit(

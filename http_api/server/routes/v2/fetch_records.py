@@ -104,6 +104,7 @@ class FetchRoutes:
         A page waits for the first record up to ``timeout``.
         """
         name, number = topic_name(topic), partition_id(partition)
+        ISOLATION.read(request.query)
         tail_type = wanted_tail(request, READ_REPLIES)
         if tail_type is None:
             return await self._page(request, name, number)
@@ -119,7 +120,6 @@ class FetchRoutes:
         if content_type is None:
             raise not_acceptable(request, V2_JSON, V2_BINARY, NDJSON, LINES)
         request[ERROR_TYPE] = content_type
-        ISOLATION.read(request.query)
         include = _include(request.query, content_type)
         packed = _takes_frames(request, content_type, include)
         many = _reads_many(request.query)

@@ -27,6 +27,7 @@ from http_api.contract.media_types import (
 )
 from http_api.contract.operations import tail_operations as declared
 from http_api.contract.operations.fetch_operations import MAX_BYTES, TIMEOUT
+from http_api.contract.operations.shared import ISOLATION
 from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import ERROR_TYPE, reply
 from http_api.server.image_lookup import find_topic, topic_not_found
@@ -75,6 +76,7 @@ class TopicReadRoutes:
     async def records(self, request: web.Request, topic: str) -> web.StreamResponse:
         """Answer records of all partitions, as a page or as a tail."""
         name = topic_name(topic)
+        ISOLATION.read(request.query)
         tail_type = wanted_tail(request, READ_REPLIES)
         if tail_type is not None:
             timed = "timestamp" in tail_includes(request.query)

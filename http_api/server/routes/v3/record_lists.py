@@ -16,6 +16,7 @@ import orjson
 from broker.record.render import render_v3
 from http_api.contract.media_types import JSON, TAIL_REPLIES, V3_READ_REPLIES, V3_REPLIES
 from http_api.contract.operations import tail_operations as declared
+from http_api.contract.operations.shared import ISOLATION
 from http_api.contract.tail_tokens import Place, ReadToken, encode_token
 from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import reply
@@ -122,6 +123,7 @@ class RecordListRoutes(V3Routes):
 
 
 def _wanted_tail(request: web.Request) -> str | None:
+    ISOLATION.read(request.query)
     tail_type = wanted_tail(request, V3_READ_REPLIES)
     if tail_type is None:
         check_accept(request, V3_REPLIES)
