@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from broker.coordinator.blocked import drop_passed
 from broker.coordinator.group_messages import CommitGroup, GroupOffset
 from broker.coordinator.group_state import Group, GroupsState, Instance, Session, Topics, is_present
 from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, OffsetValue, SeekKey
@@ -320,3 +321,4 @@ def _record(
         if instance is not None and sought:
             # A record of its own: a later commit may replace this one in the compacted log.
             state.apply(GroupRecord(SeekKey(group.name, instance, one.topic, one.partition), None))
+        drop_passed(state, group, TopicPartition(one.topic, one.partition), one.offset)

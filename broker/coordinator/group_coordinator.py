@@ -13,11 +13,20 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from broker.coordinator import commits, direct_members, instances, membership, rebalance, removal
+from broker.coordinator import (
+    commits,
+    direct_members,
+    held_groups,
+    instances,
+    membership,
+    rebalance,
+    removal,
+)
 from broker.coordinator.assignors import UNIFORM, ReplicaRacks
+from broker.coordinator.blocked import blocked_offsets, blocked_partitions, step_over
 from broker.coordinator.group_messages import (
     A,
     Assign,
@@ -37,6 +46,7 @@ from broker.coordinator.group_messages import (
     GroupOffset,
     GroupOffsetRow,
     GroupOffsets,
+    GroupRepaired,
     GroupRequest,
     GroupState,
     Heartbeat,
@@ -47,8 +57,10 @@ from broker.coordinator.group_messages import (
     OffsetsCommitted,
     Poll,
     Positions,
+    RepairGroup,
     Seek,
     SeekTarget,
+    SkipRecords,
     Subscribe,
     Unsubscribe,
 )
@@ -68,6 +80,8 @@ from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_
 from broker.coordinator.shard import OffsetsRetention, Shard, ShardLog
 from broker.coordinator.target_worker import TargetWorker
 from broker.coordinator.targets import TargetInput, Targets
+from broker.coordinator.troubles import ShardTroubles, loading_troubles, shard_troubles
+from broker.log.leader_epoch_cache import NO_EPOCH
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -126,6 +140,19 @@ def describe_group(
             for instance in sorted(group.instances)
         ),
         moved=tuple(state.moves.get(name, ())),
+        blocked=blocked_partitions(state, group, topics),
+    )
+
+
+def describe_held(group: Group, coordinator: BrokerId) -> GroupDescription:
+    """Return a row for a group that is held; its members are not shown, nothing reaches them."""
+    return GroupDescription(
+        group=group.name,
+        state=GroupState.HELD,
+        assignor=group.assignor,
+        coordinator=coordinator,
+        group_epoch=group.epoch,
+        members=(),
     )
 
 
@@ -202,12 +229,17 @@ def group_offsets(
         for one in group.instances.values():
             for partition in one.assignment - rows.keys():
                 start = group.restart(one, partition, topics)
-                if start is not None:
-                    rows[partition] = GroupOffsetRow(
-                        *partition, start.offset, "", None, False, start.leader_epoch
-                    )
+                rows[partition] = GroupOffsetRow(
+                    *partition,
+                    None if start is None else start.offset,
+                    "",
+                    None,
+                    is_committed=False,
+                    leader_epoch=NO_EPOCH if start is None else start.leader_epoch,
+                )
+    blocked = blocked_offsets(blocked_partitions(state, group, topics))
     return tuple(
-        rows[partition]
+        replace(rows[partition], blocked_offset=blocked.get(partition))
         for partition in sorted(rows)
         if request.topics is None or partition.topic in request.topics
     )
@@ -244,6 +276,7 @@ _STATE_ERRORS = frozenset(
     {
         ErrorCode.UNKNOWN_MEMBER_ID,
         ErrorCode.GROUP_ID_NOT_FOUND,
+        ErrorCode.GROUP_HELD,
         ErrorCode.INSTANCE_ALREADY_EXISTS,
         ErrorCode.ILLEGAL_STATE,
         ErrorCode.FENCED_MEMBER_EPOCH,
@@ -327,6 +360,7 @@ class GroupCoordinator:
         led: dict[PartitionId, tuple[TopicIdPartition, LeaderEpoch]] = {}
         if offsets_topic is not None:
             self._partitions = offsets_topic.partitions_count
+            self._environment.offsets_partitions = self._partitions
             for number in range(len(offsets_topic.partitions)):
                 where = TopicIdPartition(offsets_topic.topic_id, PartitionId(number))
                 epoch = self._leading(where)
@@ -392,6 +426,17 @@ class GroupCoordinator:
     def _apply_targets(self, state: GroupsState, name: GroupId, targets: Targets) -> None:
         rebalance.apply_targets(state, state.groups[name], targets, self._topics)
 
+    def troubles(self) -> tuple[ShardTroubles, ...]:
+        """Return the reports on the shards that have something to report."""
+        now_ms = self._clock.wall_ms()
+        reports = [
+            shard_troubles(number, shard.state(), self._topics, now_ms)
+            if shard.is_ready
+            else loading_troubles(number, shard.loading_ms)
+            for number, shard in sorted(self._shards.items())
+        ]
+        return tuple(one for one in reports if one.is_any)
+
     # ---- requests
 
     async def answer(self, request: GroupRequest[A]) -> A:
@@ -404,6 +449,9 @@ class GroupCoordinator:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         shard = self._shard(partition_of_group(request.group, self._partitions))
         try:
+            if isinstance(request, RepairGroup):
+                return cast(A, await self._repair(shard, request))
+            held_groups.check_not_held(shard.state(), request.group, shard.partition)
             return cast(A, await self._answer(shard, request))
         except KafkaError as error:
             if error.code not in _STATE_ERRORS:
@@ -424,7 +472,8 @@ class GroupCoordinator:
         topics = self._topics
 
         def look(state: GroupsState) -> list[GroupDescription]:
-            return [
+            held = [describe_held(one.group, self._broker_id) for one in state.held.values()]
+            return held + [
                 describe_group(state, group.name, self._broker_id, topics)
                 for group in state.existing_groups()
             ]
@@ -443,7 +492,7 @@ class GroupCoordinator:
                 return await self._commit_group(shard, request)
             case GroupOffsets() | DescribeGroup():
                 return await self._read_proven(shard, lambda s: self._describe(s, request))
-            case EvictInstance() | DeleteGroup() | DeleteOffsets():
+            case EvictInstance() | DeleteGroup() | DeleteOffsets() | SkipRecords():
                 return await self._remove(shard, request)
             case _:
                 return await self._answer_instance(shard, request)
@@ -492,7 +541,7 @@ class GroupCoordinator:
                 return committed_offsets(state, key, request.partitions, topics)
 
     async def _remove(
-        self, shard: Shard, request: EvictInstance | DeleteGroup | DeleteOffsets
+        self, shard: Shard, request: EvictInstance | DeleteGroup | DeleteOffsets | SkipRecords
     ) -> None:
         topics = self._topics
 
@@ -507,9 +556,24 @@ class GroupCoordinator:
                     removal.delete_offsets(
                         state, request.group, request.topic, request.partition, topics
                     )
+                case SkipRecords():
+                    group = removal.find_group(state, request.group)
+                    step_over(state, group, request.records, topics)
 
         shard.decide(decision)
         await shard.settled()
+
+    async def _repair(self, shard: Shard, request: RepairGroup) -> GroupRepaired:
+        topics, where = self._topics, (request.group, shard.partition)
+        if request.validate_only:
+            return await self._read_proven(shard, lambda s: held_groups.repaired(s, *where, topics))
+        answer = shard.decide(lambda state: held_groups.repair(state, *where, topics))
+        await shard.settled()
+        _log.warning(
+            "consumer group repaired group=%s partition=%d records_forgotten=%d",
+            *where, len(answer.forgotten),
+        )  # fmt: skip
+        return answer
 
     async def _leave(self, shard: Shard, request: DeleteInstance | Unsubscribe) -> None:
         key, topics = _key(request), self._topics

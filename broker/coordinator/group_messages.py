@@ -46,6 +46,15 @@ class OffsetReset(Enum):
     NONE = "none"
 
 
+class UnreadableRecords(Enum):
+    """The treatment of a record that an instance's format can't show."""
+
+    STOP = "stop"
+    """The partition stops for the instance."""
+    MARK = "mark"
+    """The record is delivered in base64, and marked."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
     """Settings with which a consumer instance was created; times in milliseconds."""
@@ -63,6 +72,7 @@ class ConsumerSettings:
     session_timeout_ms: int = 300_000
     max_poll_records: int | None = None
     """Most records of one read; None sets no limit."""
+    unreadable_records: UnreadableRecords = UnreadableRecords.STOP
     rack: str | None = None
     """The rack of the client: partitions with a replica there are preferred in its assignment."""
     static_id: str | None = None
@@ -130,11 +140,15 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsetRow:
-    """A row of `GroupOffsets`; ``offset`` is the next one to read."""
+    """A row of `GroupOffsets`; ``offset`` is the next one to read.
+
+    ``offset`` is None for a partition without a start: it was never committed, and its owner's
+    ``auto.offset.reset`` is none.
+    """
 
     topic: TopicName
     partition: PartitionId
-    offset: int
+    offset: int | None
     metadata: str
     end_offset: int | None
     """The high watermark; None if the topic is deleted or its leader did not answer."""
@@ -142,11 +156,15 @@ class GroupOffsetRow:
     """False for the start of a partition that an instance reads and never committed."""
     leader_epoch: int = NO_EPOCH
     """See `GroupOffset.leader_epoch`."""
+    blocked_offset: int | None = None
+    """The record that stops an instance there, which can't show it; None: none does."""
 
     @property
     def lag(self) -> int | None:
-        """Number of records not yet read; None if the end is not known."""
-        return None if self.end_offset is None else max(0, self.end_offset - self.offset)
+        """Number of records not yet read; None if start or end is not known."""
+        if self.end_offset is None or self.offset is None:
+            return None
+        return max(0, self.end_offset - self.offset)
 
 
 # requests
@@ -235,6 +253,14 @@ class Assign(GroupRequest[None]):
     partitions: tuple[TopicPartition, ...]
 
 
+class BlockedPlace(NamedTuple):
+    """A record that stops an instance in its partition."""
+
+    topic: TopicName
+    partition: PartitionId
+    offset: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolledRecords:
     """Records in the v2 shape: ``body`` is a JSON array in the instance's format."""
@@ -249,6 +275,8 @@ class PolledRecords:
     """True if the token was of an earlier coordinator: reading went on from the commit."""
     moved: tuple[Move, ...] = ()
     """Positions that were moved since the last answer, at most `MOVES_REPORTED_MAX`."""
+    blocked: tuple[BlockedPlace, ...] = ()
+    """The records at which this instance stands, because its format can't show them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,12 +462,59 @@ class Heartbeat(GroupRequest[Membership]):
     """Longest wait for a change of what the member is to own."""
 
 
+class SkippedRecord(NamedTuple):
+    """A record that a group is to step over, because no member's format can show it."""
+
+    topic: TopicName
+    partition: PartitionId
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipRecords(GroupRequest[None]):
+    """Request to step over records that stop members of a group; all of them or none."""
+
+    records: tuple[SkippedRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenRecord:
+    """A record of the group's log that this broker can't decode."""
+
+    partition: PartitionId
+    """Partition of the offsets topic."""
+    offset: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRepaired:
+    """The group as it goes on: without these records, from these offsets."""
+
+    forgotten: tuple[ForgottenRecord, ...]
+    members: tuple[InstanceId, ...]
+    """Instances that are forgotten with everything they own."""
+    offsets: tuple[GroupOffset, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairGroup(GroupRequest[GroupRepaired]):
+    """Request to go on without the records that can't be decoded and hold the group."""
+
+    validate_only: bool = False
+
+
 class GroupState(Enum):
-    """The states of a group (KIP-848). RECONCILING: some member does not own its target yet."""
+    """The states of a group (KIP-848). RECONCILING: some member does not own its target yet.
+
+    HELD: a record of it can't be decoded, and an operator must decide (`RepairGroup`).
+    """
 
     EMPTY = "Empty"
     RECONCILING = "Reconciling"
     STABLE = "Stable"
+    HELD = "Held"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,6 +536,19 @@ class MemberDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockedPartition:
+    """A record that stops an instance in its partition, with the reason."""
+
+    topic: TopicName
+    partition: PartitionId
+    offset: int
+    instance: InstanceId
+    message: str
+    since_ms: int
+    """Wall time at which a read found it first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription:
     """A group as its coordinator knows it; ``members`` is sorted by instance."""
 
@@ -472,6 +560,7 @@ class GroupDescription:
     members: tuple[MemberDescription, ...]
     moved: tuple[Move, ...] = ()
     """The last positions that were moved, oldest first, at most `MOVES_KEPT`."""
+    blocked: tuple[BlockedPartition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,6 +591,8 @@ _ANSWERS: Mapping[type[GroupRequest[Any]], Any] = {
     DeleteOffsets: None,
     JoinGroup: Membership,
     Heartbeat: Membership,
+    SkipRecords: None,
+    RepairGroup: GroupRepaired,
 }
 _REQUESTS: Mapping[str, type[GroupRequest[Any]]] = {cls.__name__: cls for cls in _ANSWERS}
 PURE_READS = (DescribeInstance, CommittedOffsets, GroupOffsets, DescribeGroup, Positions)
@@ -558,6 +649,7 @@ def encode_answer(answer: object) -> bytes:
             "token": answer.token,
             "is_resumed": answer.is_resumed,
             "moved": answer.moved,
+            "blocked": answer.blocked,
         }
         return _join(b'{"answer":%b}' % orjson.dumps(head, default=_plain), answer.body)
     return _join(b'{"answer":%b}' % orjson.dumps(answer, default=_plain))
@@ -577,6 +669,7 @@ def decode_answer(request: GroupRequest[T], body: bytes) -> T:
             token=found["token"],
             is_resumed=found["is_resumed"],
             moved=msgspec.convert(found["moved"], tuple[Move, ...]),
+            blocked=msgspec.convert(found["blocked"], tuple[BlockedPlace, ...]),
         )
     elif cls is not None:
         answer = msgspec.convert(found, cls)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from broker.coordinator.assignors import UNIFORM, ReplicaRacks, choose_assignor
 from broker.coordinator.group_messages import MOVES_KEPT, Move
@@ -21,6 +22,9 @@ from broker.coordinator.records import (
     GroupValue,
     InstanceKey,
     InstanceValue,
+    Key,
+    LeftOutKey,
+    LeftOutValue,
     MemberKey,
     MemberValue,
     OffsetKey,
@@ -29,13 +33,19 @@ from broker.coordinator.records import (
     Seat,
     SeekKey,
     SeekValue,
+    SkipKey,
+    SkipValue,
     StartKey,
     StartValue,
+    StoredRecord,
+    UndecodableRecord,
+    UnknownKey,
     partitions_of,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, TopicId, TopicName, TopicPartition
 
+V = TypeVar("V", StartValue, SkipValue)
 NOTHING: frozenset[TopicPartition] = frozenset()
 
 
@@ -67,8 +77,27 @@ class GroupEnvironment:
 
     default_assignor: str = UNIFORM
     """The assignor of groups whose members name none; the config `group.consumer.assignors`."""
+    offsets_partitions: int = 0
+    """Number of partitions of the offsets topic; 0: not known."""
     racks: Callable[[TopicName], Sequence[ReplicaRacks]] = _no_racks
     """Return the racks of the replicas of each partition of a topic; empty if none is known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockedRecord:
+    """The record of a partition that an instance's format can't show."""
+
+    position: ReadPosition
+    """The position from which it was found; another object in its place ends the block."""
+    record: StoredRecord
+    message: str
+    since_ms: int
+    """Wall time at which a read found it first."""
+
+    @property
+    def offset(self) -> int:
+        """The offset of the record."""
+        return self.record.offset
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +115,9 @@ class Session:
     """Judge time since which it owns partitions that it must give up; None if there are none."""
     unreported_moves: list[Move] = field(default_factory=list)
     """Moves of its positions that no answer has named yet; at most one for each partition."""
+    blocked: dict[TopicPartition, BlockedRecord] = field(default_factory=dict)
+    """Records that a read found and its format can't show; `blocked` decides if one still stops
+    the instance."""
     rotation: int = 0
     """Index of the partition with which its next read begins, modulo their number."""
     ended: bool = False
@@ -143,6 +175,8 @@ class Group:
     instances: dict[InstanceId, Instance] = field(default_factory=dict)
     offsets: dict[TopicPartition, OffsetValue] = field(default_factory=dict)
     starts: dict[TopicPartition, StartValue] = field(default_factory=dict)
+    skips: dict[TopicPartition, SkipValue] = field(default_factory=dict)
+    """Records that readers step over if they can't show them, until a commit passes them."""
     default_assignor: str = UNIFORM
     """The assignor if no member names one: the cluster's default when the group was last empty."""
     has_record: bool = False
@@ -198,8 +232,19 @@ class Group:
         return None
 
 
+@dataclass(slots=True)
+class HeldGroup:
+    """A group that is held, as it was folded, and the records that hold it."""
+
+    group: Group
+    sessions: dict[InstanceKey, Session]
+    records: list[UndecodableRecord]
+
+
 def is_present(
-    partition: TopicPartition, value: OffsetValue | StartValue | SeekValue, topics: Topics
+    partition: TopicPartition,
+    value: OffsetValue | StartValue | SeekValue | SkipValue,
+    topics: Topics,
 ) -> bool:
     """Return True if an offset belongs to the topic that has the name now."""
     facts = topics.get(partition.topic)
@@ -218,6 +263,10 @@ class GroupsState:
         self._life = life
         self._sessions_made = 0
         self.groups: dict[GroupId, Group] = {}
+        self.held: dict[GroupId, HeldGroup] = {}
+        """Groups that nothing may change, because a record of them can't be decoded."""
+        self.left_out: LeftOutValue | None = None
+        """Undecodable records without a group that a load left out; None if there never were."""
         self.sessions: dict[InstanceKey, Session] = {}
         self.entries: list[GroupRecord] = []
         self.ticked = 0
@@ -247,6 +296,7 @@ class GroupsState:
     def apply(self, *entries: GroupRecord) -> None:
         """Fold records that were just decided, and keep them to be written."""
         for entry in entries:
+            assert entry.key.group not in self.held, "a held group must not change"
             self.fold(entry)
             self.entries.append(entry)
 
@@ -263,10 +313,8 @@ class GroupsState:
     def fold(self, entry: GroupRecord) -> None:
         """Apply a record that was decided here or read from the log."""
         key, value = entry
-        if isinstance(key, ProbeKey):
-            return
-        if key == EVERY_GROUP:
-            self._fold_forgotten(value)
+        if not key.group:
+            self._fold_without_group(key, value)
             return
         group = self.groups.get(key.group)
         if group is None:
@@ -283,16 +331,18 @@ class GroupsState:
             case OffsetKey():
                 _fold_offset(group, key, value)
             case StartKey():
-                partition = TopicPartition(key.topic, key.partition)
-                if isinstance(value, StartValue):
-                    group.starts[partition] = value
-                else:
-                    group.starts.pop(partition, None)
+                _fold_place(group.starts, key, value, StartValue)
             case SeekKey():
                 self._fold_seek(group, key, value)
+            case SkipKey():
+                _fold_place(group.skips, key, value, SkipValue)
+            case UnknownKey() | LeftOutKey() | ProbeKey():
+                pass  # the null of an unknown key says that its fact is gone
 
-    def _fold_forgotten(self, value: object) -> None:
-        if isinstance(value, GroupValue):
+    def _fold_without_group(self, key: Key, value: object) -> None:
+        if isinstance(key, LeftOutKey):
+            self.left_out = value if isinstance(value, LeftOutValue) else None
+        elif key == EVERY_GROUP and isinstance(value, GroupValue):
             self.forgotten_epoch = max(self.forgotten_epoch, value.epoch)
             for group in self.groups.values():
                 if not group.has_record:
@@ -429,6 +479,16 @@ def _move(
             del holders[partition]
     for partition in after - before:
         holders[partition] = name
+
+
+def _fold_place(
+    facts: dict[TopicPartition, V], key: StartKey | SkipKey, value: object, kind: type[V]
+) -> None:
+    partition = TopicPartition(key.topic, key.partition)
+    if isinstance(value, kind):
+        facts[partition] = value
+    else:
+        facts.pop(partition, None)
 
 
 def _fold_offset(group: Group, key: OffsetKey, value: object) -> None:

@@ -1,7 +1,8 @@
 """Reads of consumer instances: fetch assigned partitions, render records, move positions once.
 
 The `GroupCoordinator` calls `InstanceReader.poll` for each poll. A `_Read` plans the partitions,
-fetches a few at a time, renders them (`Part`), and waits while there is too little. It delivers
+fetches a few at a time, renders them (`answer_parts`), and waits while there is too little. A
+record that can't be shown stops its partition and no other (`blocked`). It delivers
 only with proof that this broker still leads, in one step that moves the positions (rule G3). The
 ports name what it needs of the broker; ``broker.server`` implements them.
 """
@@ -10,38 +11,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.coordinator import instances
+from broker.coordinator.answer_parts import (
+    ANSWER_BYTES_MAX,
+    Part,
+    at_most,
+    bytes_of,
+    door_of,
+    fill_part,
+    join_bodies,
+    unreadable_error,
+)
+from broker.coordinator.blocked import blocked_records, note_read, stepped_over
 from broker.coordinator.group_messages import (
     MOVES_REPORTED_MAX,
-    SCHEMA_FORMATS,
+    BlockedPlace,
     Move,
     OffsetReset,
     Poll,
     PolledRecords,
+    UnreadableRecords,
 )
-from broker.coordinator.group_state import GroupsState, Instance, Session, Topics
+from broker.coordinator.group_state import BlockedRecord, GroupsState, Instance, Session, Topics
 from broker.coordinator.positions import (
-    EpochSpan,
     OffsetAndEpoch,
     ReadPosition,
-    Spans,
     joined,
     move_of,
     place_after,
 )
 from broker.coordinator.read_tokens import DeliveredPart, Held
-from broker.coordinator.records import InstanceKey
+from broker.coordinator.records import InstanceKey, StoredRecord
 from broker.coordinator.shard import Shard
 from broker.log.leader_epoch_cache import NO_EPOCH
 from broker.log.read_positions import LogTruncatedError
-from broker.record.batch import BatchSlice, RecordFormat
-from broker.record.render import first_records, render_v2, skip_lines
-from broker.record.values import RecordNotJsonError
+from broker.record.batch import BatchSlice
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import TopicId, TopicName, TopicPartition
 
@@ -116,123 +124,6 @@ class Proof(Protocol):
     def check_proof(self) -> bool: ...
 
     async def prove(self, timeout_ms: int) -> bool: ...
-
-
-ANSWER_BYTES_MAX = 33_554_432
-"""Bytes at which an answer in the v2 shape is cut; the last batch may exceed it. Short records of a
-topic with a long name grow tenfold in that shape, and an answer must fit into a peer frame."""
-FORMAT_MISMATCH = (
-    "The requested embedded data format does not match the deserializer for this consumer instance"
-)
-"""Text of Confluent's REST proxy."""
-
-
-_DOORS = {"json": RecordFormat.JSON, "text": RecordFormat.STRING}
-"""Format of an instance → format in which its records are rendered; of all others BINARY."""
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """Records of one partition in an answer, from the position held when they were fetched."""
-
-    partition: TopicPartition
-    position: ReadPosition
-    begin: int
-    next: int = 0
-    body: bytes = b""
-    count: int = 0
-    size: int = 0
-    """Bytes of the records as stored."""
-    spans: Spans = ()
-    """Epochs of the records."""
-
-
-def bytes_of(parts: Iterable[Part]) -> int:
-    """Return the bytes of the rendered records."""
-    return sum(len(part.body) for part in parts)
-
-
-def door_of(name: str, accepted: frozenset[str] | None) -> RecordFormat:
-    """Return the format to render in; raise FORMAT_MISMATCH or SCHEMAS_NOT_SUPPORTED."""
-    if accepted is not None and name not in accepted:
-        raise KafkaError(ErrorCode.FORMAT_MISMATCH, FORMAT_MISMATCH)
-    if name in SCHEMA_FORMATS:
-        text = f"the consumer's format is {name}: schemas are not supported"
-        raise KafkaError(ErrorCode.SCHEMAS_NOT_SUPPORTED, text)
-    return _DOORS.get(name, RecordFormat.BINARY)
-
-
-def render(part: Part, result: Fetched, door: RecordFormat, *, first: bool) -> bool:
-    """Fill the part up to the first record that can't be shown; return True if it has records.
-
-    Raises UNREADABLE_RECORD if that is the ``first`` record of the whole answer.
-    """
-    pieces: list[bytes] = []
-    spans: list[EpochSpan] = []
-    rendered = 0
-    part.next = result.next_offset
-    for piece in result.slices:
-        if rendered >= ANSWER_BYTES_MAX:
-            part.next = piece.first_offset
-            break
-        shown = piece
-        try:
-            body = _rendered(part.partition, piece, door)
-        except RecordNotJsonError as error:
-            part.next = error.offset
-            shown = _before(piece, error.offset)
-            if not shown.count:
-                if first and not part.count:
-                    raise _unreadable(part.partition, error) from None
-                break
-            body = _rendered(part.partition, shown, door)
-        pieces.append(body)
-        spans.append(EpochSpan(shown.first_offset, shown.header.leader_epoch))
-        rendered += len(body)
-        part.count += shown.count
-        part.size += len(shown.lines)
-        if shown is not piece:
-            break
-    part.body = b",".join(pieces)
-    part.spans = joined((), spans)
-    return part.count > 0
-
-
-def at_most(result: Fetched, records: int | None) -> Fetched:
-    """Return the first records of a result; None: all of them."""
-    if records is None:
-        return result
-    slices, end = first_records(result.slices, records)
-    return result if end is None else Fetched(slices, end)
-
-
-def _rendered(partition: TopicPartition, piece: BatchSlice, door: RecordFormat) -> bytes:
-    return render_v2(piece, topic=partition.topic, partition=partition.partition, door=door)
-
-
-def _before(piece: BatchSlice, offset: int) -> BatchSlice:
-    """Return the records of a slice below an offset."""
-    lines = bytes(piece.lines)
-    if piece.first_offset >= offset:
-        return piece._replace(lines=b"", count=0, next_offset=piece.first_offset)
-    end = _line_of(lines, piece, offset)
-    return piece._replace(lines=lines[:end], count=lines[:end].count(b"\n"), next_offset=offset)
-
-
-def _line_of(lines: bytes, piece: BatchSlice, offset: int) -> int:
-    """Return the position in the slice's lines at which the record with this offset begins."""
-    if piece.header.is_dense:
-        wanted = offset - piece.first_offset
-        return len(lines) - len(lines.split(b"\n", wanted)[-1])
-    return skip_lines(lines, piece.header, offset)
-
-
-def _unreadable(partition: TopicPartition, error: RecordNotJsonError) -> KafkaError:
-    text = (
-        f"{error.message} of partition {partition.partition} of topic {partition.topic}; "
-        "read it with a consumer instance of format binary"
-    )
-    return KafkaError(ErrorCode.UNREADABLE_RECORD, text)
 
 
 POLL_BYTES_DEFAULT = 4_194_304
@@ -405,9 +296,10 @@ class _Read:
         self._door = door_of(self._settings.format, request.accepted)
         self._deadline_ms = reader.now_ms() + reader.wait_ms(request, instance)
         wanted = request.max_bytes if request.max_bytes is not None else POLL_BYTES_DEFAULT
-        self._max_bytes = max(1, min(wanted, POLL_BYTES_MAX))
         self._has_moved = False
         """True if a position was moved while the last partitions were collected."""
+        self._max_bytes = max(1, min(wanted, POLL_BYTES_MAX))
+        self._marks = self._settings.unreadable_records is UnreadableRecords.MARK
         self._gives_way = asyncio.Event()
         self._changed: asyncio.Event | None = None
         """Set when a watched partition or the group changes, which ends a wait; None before
@@ -441,7 +333,18 @@ class _Read:
             token=token,
             is_resumed=self._held is Held.FOREIGN,
             moved=moved,
+            blocked=tuple(BlockedPlace(*place, found.offset) for place, found in self._blocked()),
         )
+
+    def _blocked(self) -> list[tuple[TopicPartition, BlockedRecord]]:
+        """Return the records at which the instance stands, sorted by partition."""
+        state, topics = self._state(), self._reader.topics()
+        group, instance, _ = state.find(self._key)
+        return [
+            (place, found)
+            for place, found in blocked_records(group, instance, self.session, topics)
+            if found.position.next == found.offset
+        ]
 
     @contextmanager
     def session_held(self) -> Iterator[None]:
@@ -489,19 +392,39 @@ class _Read:
                 if self._has_moved and not parts and follows < MOVES_FOLLOWED_MAX:
                     follows += 1  # a read without time gets what is at the new positions, too
                     continue
-                size = sum(part.size for part in parts)
-                least = self._settings.fetch_min_bytes
-                enough = (size >= max(least, 1) and least >= 0) or size >= self._max_bytes
-                if enough or self._records_left(parts) == 0 or not self._remaining_ms:
-                    answer = await self._deliver(parts)
+                ends = self._open_ends(plan, parts)
+                is_stopped = bool(plan) and not ends
+                if self._is_enough(parts) or is_stopped or not self._remaining_ms:
+                    answer = await self._deliver(parts, is_stopped=is_stopped)
                     if answer is not None:
                         return answer
                     continue
-                ends = {partition: position.next for partition, position in plan.items()}
-                ends.update({part.partition: part.next for part in parts})
                 await self._wait(plan, ends, changed)
             finally:
                 self._shard.unwatch(self._key.group, changed)
+
+    def _is_enough(self, parts: Sequence[Part]) -> bool:
+        """Return True if the read need not wait for more records."""
+        size = sum(part.size for part in parts)
+        least = self._settings.fetch_min_bytes
+        if size >= self._max_bytes or self._records_left(parts) == 0:
+            return True
+        return size >= max(least, 1) and least >= 0
+
+    @staticmethod
+    def _count(parts: Iterable[Part]) -> int:
+        return sum(part.count for part in parts)
+
+    def _open_ends(
+        self, plan: Mapping[TopicPartition, ReadPosition], parts: Iterable[Part]
+    ) -> dict[TopicPartition, int]:
+        """Return where each partition goes on, without those whose next record can't be shown."""
+        ends = {partition: position.next for partition, position in plan.items()}
+        ends.update({part.partition: part.next for part in parts})
+        for partition, found in self.session.blocked.items():
+            if found.position is plan.get(partition) and ends.get(partition) == found.offset:
+                del ends[partition]
+        return ends
 
     def _give_up_revoked(self) -> None:
         """Give up partitions beyond the target: this read counts as a new call."""
@@ -569,28 +492,73 @@ class _Read:
                 *(self._fetch(partition, position, share) for partition, position in wave)
             )
             for (partition, position), (begin, result) in zip(wave, found, strict=True):
-                if result is not None and result.slices and not self._is_full(parts):
-                    part = Part(partition, position, begin)
-                    shown = at_most(result, self._records_left(parts))
-                    if render(part, shown, self._door, first=not parts):
+                if result is not None and not result.slices:
+                    note_read(self.session, partition, position, begin + 1)
+                elif result is not None and not self._is_full(parts):
+                    part = self._rendered(Part(partition, position, begin), result, parts)
+                    if part.count:
                         parts.append(part)
+                    else:
+                        self._pass_over(part)
             at += len(wave)
             width = width if parts else min(2 * width, WATCHED_MAX)
         return parts
 
-    def _records_left(self, parts: list[Part]) -> int | None:
+    def _records_left(self, parts: Iterable[Part]) -> int | None:
         """Return how many records the answer may still take; None: any number."""
         limit = self._settings.max_poll_records
-        return None if limit is None else max(0, limit - sum(part.count for part in parts))
+        return None if limit is None else max(0, limit - self._count(parts))
 
     def _is_full(self, parts: list[Part]) -> bool:
         return bytes_of(parts) >= ANSWER_BYTES_MAX or self._records_left(parts) == 0
+
+    def _rendered(self, part: Part, result: Fetched, parts: list[Part]) -> Part:
+        """Render fetched records; note the one that can't be shown, or that there is none."""
+        slices, end = at_most(result.slices, self._records_left(parts))
+        fill_part(
+            part,
+            slices,
+            result.next_offset if end is None else end,
+            self._door,
+            mark=self._marks,
+            passed_over=self._passed_over(part.partition),
+        )
+        note_read(
+            self.session,
+            part.partition,
+            part.position,
+            part.next,
+            part.stopped_by,
+            self._reader.wall_ms(),
+        )
+        return part
+
+    def _passed_over(self, partition: TopicPartition) -> frozenset[StoredRecord]:
+        group, _, _ = self._state().find(self._key)
+        return stepped_over(group, partition, self._reader.topics())
+
+    def _pass_over(self, part: Part) -> None:
+        """Move a position over records that are stepped over, so that a commit covers them.
+
+        No answer has them, so this needs no proof: a newer coordinator has the same fact.
+        """
+        position = part.position
+        is_mine = self.session.positions.get(part.partition) is position
+        if is_mine and position.next == part.begin < part.next:
+            position.next = part.next
+            position.sent = max(position.sent, part.next)
+            position.delivered = True
+            position.spans = joined(position.spans, part.spans)
 
     async def _fetch(
         self, partition: TopicPartition, position: ReadPosition, max_bytes: int
     ) -> tuple[int, Fetched | None]:
         begin = position.next
         place = OffsetAndEpoch(begin, position.epoch_of(begin))
+        found = self.session.blocked.get(partition)
+        is_known = found is not None and found.position is position and found.offset == begin
+        if found is not None and is_known and found.record not in self._passed_over(partition):
+            max_bytes = 1  # to see whether it is still there
         try:
             return begin, await self._reader.fetch(
                 partition, place, position.topic_id, max_bytes, 0
@@ -642,10 +610,14 @@ class _Read:
             *self._key, *partition, move.from_offset, move.to_offset, move.cause,
         )  # fmt: skip
 
-    async def _deliver(self, parts: list[Part]) -> PolledRecords | None:
+    async def _deliver(self, parts: list[Part], *, is_stopped: bool) -> PolledRecords | None:
         """Move the positions and return the answer, once committed and proven (rule G3).
 
-        None: nothing could be delivered, and there is time to try again.
+        None: nothing could be delivered, and there is time to try again. ``is_stopped``: each
+        partition stands at a record that can't be shown, so waiting for others is of no use.
+
+        Raises:
+            KafkaError: UNREADABLE_RECORD if there is nothing but such records.
 
         All decisions that the answer depends on must be committed. From the check of the assignment
         to the move of the positions there is no ``await``.
@@ -661,7 +633,11 @@ class _Read:
             and self.session.position(part.partition, topics) is part.position
             and part.position.next == part.begin
         ]
-        if not mine and self._remaining_ms:
+        is_last = not self._remaining_ms
+        if not parts and (is_stopped or is_last) and not self._gives_way.is_set():
+            for place, found in self._blocked():
+                raise unreadable_error(place, found.offset, found.message, self._key.group)
+        if not mine and not is_last:
             return None
         for part in mine:
             part.position.next = part.next
@@ -674,8 +650,7 @@ class _Read:
         if mine:
             owned = sorted(instance.assignment)
             self.session.rotation = owned.index(mine[-1].partition) + 1
-        body = b"[" + b",".join([part.body for part in mine]) + b"]"
-        return self._answer(body, sum(part.count for part in mine), token, self._take_moves())
+        return self._answer(join_bodies(mine), self._count(mine), token, self._take_moves())
 
     def _take_moves(self) -> tuple[Move, ...]:
         """Return the moves that this answer reports; the others wait for the next one."""

@@ -30,6 +30,7 @@ from broker.coordinator.records import (
     OffsetKey,
     Seat,
     SeekKey,
+    SkipKey,
     StartKey,
     StartValue,
     by_topic,
@@ -332,11 +333,14 @@ def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None
     ]
     for partition in sorted(unused):
         state.apply(GroupRecord(StartKey(group.name, *partition), None))
+    for partition in sorted(group.skips.keys() - group.offsets.keys() - group.starts.keys()):
+        if partition not in by_hand and partition.topic not in subscribed:
+            state.apply(GroupRecord(SkipKey(group.name, *partition), None))
 
 
 def is_concerned(group: Group, names: Set[TopicName]) -> bool:
     """Return True if a change of these topics may change anything in the group."""
-    places = (*group.offsets, *group.starts)
+    places = (*group.offsets, *group.starts, *group.skips)
     return any(place.topic in names for place in places) or any(
         one.value.pattern is not None or not names.isdisjoint(one.value.topics or ())
         for one in group.instances.values()
@@ -344,7 +348,7 @@ def is_concerned(group: Group, names: Set[TopicName]) -> bool:
 
 
 def drop_deleted_topics(state: GroupsState, group: Group, topics: Topics) -> None:
-    """Drop offsets and starts of deleted topics, even if another topic has the name now.
+    """Drop what is recorded of deleted topics, even if another topic has the name now.
 
     A member that reads for itself gives up such a topic: its positions there have no meaning, and
     it gets the partitions of the new topic under a newer epoch.
@@ -365,6 +369,9 @@ def drop_deleted_topics(state: GroupsState, group: Group, topics: Topics) -> Non
     for partition, start in sorted(group.starts.items(), key=lambda item: item[0]):
         if not is_present(partition, start, topics):
             state.apply(GroupRecord(StartKey(group.name, *partition), None))
+    for partition, skip in sorted(group.skips.items(), key=lambda item: item[0]):
+        if not is_present(partition, skip, topics):
+            state.apply(GroupRecord(SkipKey(group.name, *partition), None))
 
 
 def _all(group: Group) -> list[Instance]:

@@ -31,6 +31,8 @@ from raft_metadata.common.ids import (
 )
 from raft_metadata.common.internal_topics import OFFSETS_TOPIC as OFFSETS_TOPIC
 
+REASON_CHARACTERS_MAX = 300
+"""Most characters of the reason why a record can't be decoded."""
 ByTopic = Mapping[TopicName, tuple[PartitionId, ...]]
 """Partitions by topic, the stored form: the name of a topic is stored once."""
 
@@ -80,13 +82,45 @@ class SeekKey(NamedTuple):
     partition: PartitionId
 
 
+class SkipKey(NamedTuple):
+    """Key of the records that a group steps over in a partition, until a commit passes them."""
+
+    group: GroupId
+    topic: TopicName
+    partition: PartitionId
+
+
+class LeftOutKey(NamedTuple):
+    """Key of the undecodable records that named no group and that a load left out."""
+
+    group: GroupId = GroupId("")
+
+
+class UnknownKey(NamedTuple):
+    """Key that is not known to this broker, as the JSON text that it is stored as."""
+
+    group: GroupId
+    text: bytes
+
+
 class ProbeKey(NamedTuple):
     """Key of a record without content; its being committed proves which broker leads (rule G3)."""
 
     group: GroupId = GroupId("")
 
 
-Key = GroupKey | InstanceKey | MemberKey | OffsetKey | StartKey | SeekKey | ProbeKey
+Key = (
+    GroupKey
+    | InstanceKey
+    | MemberKey
+    | OffsetKey
+    | StartKey
+    | SeekKey
+    | SkipKey
+    | LeftOutKey
+    | UnknownKey
+    | ProbeKey
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +217,50 @@ class SeekValue:
     leader_epoch: int = NO_EPOCH
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class StoredRecord:
+    """A record of a partition: no other one ever has both its offset and its epoch."""
+
+    offset: int
+    leader_epoch: int
+    """Epoch in which it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkipValue:
+    """Records that are stepped over, ascending; valid only for the topic with ``topic_id``."""
+
+    topic_id: TopicId
+    records: tuple[StoredRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutValue:
+    """Undecodable records up to ``offset`` that name no group are dealt with."""
+
+    offset: int
+    count: int
+    """Number of records that the newest such load left out."""
+    at_ms: int | None = None
+    """Wall time of that load; None if this broker's clock was not trusted then."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeValue:
     """The empty value of a probe."""
 
 
-Value = GroupValue | InstanceValue | MemberValue | OffsetValue | StartValue | SeekValue | ProbeValue
+Value = (
+    GroupValue
+    | InstanceValue
+    | MemberValue
+    | OffsetValue
+    | StartValue
+    | SeekValue
+    | SkipValue
+    | LeftOutValue
+    | ProbeValue
+)
 
 
 class GroupRecord(NamedTuple):
@@ -205,6 +277,8 @@ _KINDS: Mapping[str, tuple[type[Key], type[Value]]] = {
     "offset": (OffsetKey, OffsetValue),
     "start": (StartKey, StartValue),
     "seek": (SeekKey, SeekValue),
+    "skip": (SkipKey, SkipValue),
+    "left-out": (LeftOutKey, LeftOutValue),
     "probe": (ProbeKey, ProbeValue),
 }
 _NAMES: Mapping[type[Key], str] = {key: name for name, (key, _) in _KINDS.items()}
@@ -217,6 +291,8 @@ def partition_of_group(group: GroupId, partitions: int) -> PartitionId:
 
 def encode_key(key: Key) -> bytes:
     """Return the key as JSON text."""
+    if isinstance(key, UnknownKey):
+        return key.text
     return orjson.dumps([_NAMES[type(key)], *key])
 
 
@@ -225,10 +301,18 @@ def encode_value(value: Value | None) -> bytes:
     return orjson.dumps(value)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndecodableRecord:
+    """A record with a sound checksum, whose kind or shape is not known to this broker."""
+
+    offset: int
+    key: Key
+    """Its group is empty if it names none; an `UnknownKey` if the kind or shape is not known."""
+    reason: str
+
+
 def decode_entry(key: object, value: object) -> GroupRecord:
     """Return the record of a parsed JSON key and value.
-
-    No record is skipped: a skipped fact would be lost with the next change of its key.
 
     Raises:
         CorruptionError: the kind or shape is not known to this broker.
@@ -243,6 +327,39 @@ def decode_entry(key: object, value: object) -> GroupRecord:
     except (ValueError, KeyError, TypeError) as error:
         msg = f"unknown group record key={key!r}: {error}"
         raise CorruptionError(msg) from error
+
+
+def _decode_key(text: bytes) -> Key | None:
+    try:
+        return decode_entry(orjson.loads(text), None).key
+    except (CorruptionError, orjson.JSONDecodeError):
+        return None
+
+
+def decode_record(key: bytes, value: bytes, offset: int) -> GroupRecord | UndecodableRecord:
+    """Return the record of a stored key and value, each its bytes view.
+
+    No fact is skipped: it would be lost with the next change of its key. A null value is no fact,
+    so it is known under any key.
+    """
+    try:
+        return decode_entry(orjson.loads(key), orjson.loads(value))
+    except (CorruptionError, orjson.JSONDecodeError) as error:
+        known = _decode_key(key) or UnknownKey(_group_in(key), key)
+        if value == b"null":
+            return GroupRecord(known, None)
+        reason = str(error)[:REASON_CHARACTERS_MAX]
+        return UndecodableRecord(offset=offset, key=known, reason=reason)
+
+
+def _group_in(key: bytes) -> GroupId:
+    """Return the group that a key of any kind names; an empty one if it names none."""
+    try:
+        parts = msgspec.convert(orjson.loads(key), list[str | int])
+    except (ValueError, TypeError):
+        return GroupId("")
+    named = len(parts) > 1 and isinstance(parts[0], str) and isinstance(parts[1], str)
+    return GroupId(str(parts[1])) if named else GroupId("")
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> ByTopic:

@@ -20,6 +20,7 @@ from broker.coordinator.records import (
     GroupRecord,
     GroupValue,
     OffsetKey,
+    SkipKey,
     StartKey,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -67,7 +68,7 @@ def delete_offsets(
     group = find_group(state, name)
     wanted = [
         place
-        for place in sorted(group.offsets.keys() | group.starts.keys())
+        for place in sorted(group.offsets.keys() | group.starts.keys() | group.skips.keys())
         if topic in {None, place.topic} and partition in {None, place.partition}
     ]
     used = sorted(topics_in_use(group, topics) & ({topic} if topic else {p.topic for p in wanted}))
@@ -98,17 +99,23 @@ def forget_groups(state: GroupsState, groups: Iterable[Group]) -> None:
     if forgotten > state.forgotten_epoch:
         state.apply(GroupRecord(EVERY_GROUP, GroupValue(forgotten)))
     for group in groups:
-        _drop(state, group, sorted(group.offsets.keys() | group.starts.keys()))
+        places = group.offsets.keys() | group.starts.keys() | group.skips.keys()
+        _drop(state, group, sorted(places))
         state.apply(GroupRecord(GroupKey(group.name), None))
 
 
 def _drop(state: GroupsState, group: Group, places: Iterable[TopicPartition]) -> None:
-    """Drop offsets and starts. What is left after a part of the records is a smaller group."""
+    """Drop all that is recorded of these partitions.
+
+    What is left after a part of the records is a smaller group.
+    """
     for place in places:
         if place in group.offsets:
             state.apply(GroupRecord(OffsetKey(group.name, *place), None))
         if place in group.starts:
             state.apply(GroupRecord(StartKey(group.name, *place), None))
+        if place in group.skips:
+            state.apply(GroupRecord(SkipKey(group.name, *place), None))
 
 
 # retention
@@ -163,3 +170,5 @@ def _expire_in(
 def _drop_offsets(state: GroupsState, group: Group, places: Iterable[TopicPartition]) -> None:
     for place in places:
         state.apply(GroupRecord(OffsetKey(group.name, *place), None))
+        if place in group.skips:
+            state.apply(GroupRecord(SkipKey(group.name, *place), None))

@@ -17,10 +17,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from broker.coordinator import instances, removal
+from broker.coordinator import held_groups, instances, removal
 from broker.coordinator.group_state import GroupEnvironment, GroupsState, Topics
 from broker.coordinator.rebalance import drop_deleted_topics, is_concerned, retarget
-from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, ProbeKey, ProbeValue
+from broker.coordinator.records import (
+    GroupRecord,
+    InstanceKey,
+    OffsetKey,
+    ProbeKey,
+    ProbeValue,
+    UndecodableRecord,
+    partition_of_group,
+)
 from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId, TopicName
@@ -47,7 +55,9 @@ class ShardLog(Protocol):
         """Log start and log end."""
         ...
 
-    def read(self, from_offset: int, up_to_offset: int) -> tuple[list[GroupRecord], int]:
+    def read(
+        self, from_offset: int, up_to_offset: int
+    ) -> tuple[list[GroupRecord | UndecodableRecord], int]:
         """Return some records, committed or not, and the offset behind them."""
         ...
 
@@ -123,6 +133,7 @@ class Shard:
         """Monotonic time at which the last round of `removal.expire` began."""
         self._state = GroupsState(self._environment)
         self._loaded = self._closed = False
+        self._loading_since_ms = clock.monotonic_ms()
         self._gathering: _Batch | None = None
         self._writing: _Batch | None = None
         self._wake_writer = asyncio.Event()
@@ -135,6 +146,16 @@ class Shard:
     def is_ready(self) -> bool:
         """True if the shard is loaded and not closed."""
         return self._loaded and not self._closed
+
+    @property
+    def loading_ms(self) -> int:
+        """Time for which the shard has been loading; 0 if it is loaded."""
+        return 0 if self._loaded else self._clock.monotonic_ms() - self._loading_since_ms
+
+    def is_here(self, group: GroupId) -> bool:
+        """Return True if this partition coordinates a group of that name."""
+        partitions = self._environment.offsets_partitions
+        return not partitions or partition_of_group(group, partitions) == self.partition
 
     # ---- decisions
 
@@ -263,6 +284,8 @@ class Shard:
     def _drop(self, error: KafkaError) -> None:
         """Drop the state and the gathered records, which were never written."""
         self.generation += 1
+        if self._loaded:
+            self._loading_since_ms = self._clock.monotonic_ms()
         self._loaded = False
         self._topics = None
         self._state = GroupsState(self._environment)
@@ -278,11 +301,16 @@ class Shard:
         state = GroupsState(self._environment, self._make_life())
         generation = self.generation
         started_ms = self._clock.monotonic_ms()
+        undecodable = held_groups.UndecodableRecords()
         try:
             offset, end = self._log.bounds
             while offset < end:
                 entries, offset = self._log.read(offset, end)
                 for entry in entries:
+                    if isinstance(entry, UndecodableRecord):
+                        undecodable.note(entry)
+                        continue
+                    undecodable.replace(entry)
                     state.fold(entry)
                 await asyncio.sleep(0)
             await self._log.until_committed(end)
@@ -295,12 +323,38 @@ class Shard:
         if self._closed or generation != self.generation:
             return False
         state.take_concerned()
+        unnamed = held_groups.hold_groups(state, undecodable, self.is_here)
         self._state, self._loaded = state, True
         self._ticked_ms = self._clock.monotonic_ms()
+        if undecodable.by_key and not self._leave_out(unnamed):
+            return False
         _log.info(
             "group coordinator loaded partition=%d leader_epoch=%d entries=%d groups=%d ms=%d",
             self.partition, self.epoch, end, len(state.groups), self._ticked_ms - started_ms,
         )  # fmt: skip
+        return True
+
+    def _leave_out(self, unnamed: list[UndecodableRecord]) -> bool:
+        """Decide what undecodable records mean; False if that can't be recorded now."""
+        try:
+            news = self.decide(lambda state: held_groups.forget_owners(state, unnamed))
+        except KafkaError as error:
+            _log.info("group coordinator not loaded partition=%d: %s", self.partition, error)
+            self._drop(error)
+            return False
+        for name, held in self._state.held.items():
+            _log.error(
+                "consumer group held group=%s partition=%d records=%d first_offset=%d: %s; "
+                "`quorumlog group repair %s --dry-run` shows how it goes on without",
+                name, self.partition, len(held.records), held.records[0].offset,
+                held.records[0].reason, name,
+            )  # fmt: skip
+        if news:
+            _log.error(
+                "undecodable group records left out partition=%d records=%d first_offset=%d: %s; "
+                "the groups of this partition begin a new epoch without owners",
+                self.partition, len(news), news[0].offset, news[0].reason,
+            )  # fmt: skip
         return True
 
     async def _write(self) -> None:

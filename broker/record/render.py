@@ -16,7 +16,6 @@ import orjson
 
 from broker.record.batch import (
     FORMATS_MASK,
-    BatchHeader,
     BatchSlice,
     RecordFormat,
     attributes_of,
@@ -121,25 +120,6 @@ def in_partition(lines: bytes | memoryview, partition: int) -> bytes:
     return text.replace(b"\n{", b'\n{"partition":%d,' % partition)[1:]
 
 
-def skip_lines(lines: bytes, header: BatchHeader, offset: int) -> int:
-    """Return how many bytes of a batch's lines come before the record at or behind this offset.
-
-    In a dense batch line k holds offset base + k; in a compacted one the record is found by the
-    offset in its line (rule R7: a split by count skipped a live record).
-    """
-    if offset <= header.base_offset:
-        return 0
-    if header.is_dense:
-        wanted = offset - header.base_offset
-        if wanted >= header.count:
-            return len(lines)
-        return len(lines) - len(lines.split(b"\n", wanted)[-1])
-    at = 0
-    while at < len(lines) and offset_of_line(lines, at) < offset:
-        at = lines.index(b"\n", at) + 1
-    return at
-
-
 def before_offset(slices: Sequence[BatchSlice], end: int) -> list[BatchSlice]:
     """Return the records of the slices below an offset."""
     return [
@@ -229,7 +209,7 @@ def _render_converted(
     default = b"%d" % header.append_timestamp
     parts = []
     for line in bytes(piece.lines).split(b"\n")[:-1]:
-        offset, timestamp, headers, key, value = _split_line(line)
+        offset, timestamp, headers, key, value = split_line(line)
         key = convert(key, key_format, door, int(offset), "key")
         value = convert(value, value_format, door, int(offset), "value")
         tail = b',"timestamp":' + (timestamp or default) if with_timestamp else b""
@@ -285,7 +265,7 @@ def render_v3(piece: BatchSlice, partition: int) -> list[bytes]:
     value_type = b'},"value":{"type":"%b","data":' % header.value_format.name.encode()
     texts = []
     for line in bytes(piece.lines).split(b"\n")[:-1]:
-        offset, timestamp, headers, key, value = _split_line(line)
+        offset, timestamp, headers, key, value = split_line(line)
         time_ms = header.append_timestamp if timestamp is None else int(timestamp)
         shown = b'"' + iso_8601(time_ms) + b'","headers":' + _named_headers(headers) + b","
         texts.append(
@@ -337,7 +317,7 @@ if HAS_MSGSPEC:
     _decode_lines = msgspec.json.Decoder(_StoredLine).decode_lines
     _encode = msgspec.json.Encoder().encode
 
-    def _split_line(line: bytes) -> Line:
+    def split_line(line: bytes) -> Line:
         """Return the text of offset, timestamp, headers, key and value of a stored line."""
         stored = _decode_line(line)
         return (
@@ -365,7 +345,7 @@ if HAS_MSGSPEC:
 
 elif not TYPE_CHECKING:
 
-    def _split_line(line):
+    def split_line(line):
         """Return the text of offset, timestamp, headers, key and value of a stored line."""
         fields = fields_of(line)
         return (

@@ -38,6 +38,7 @@ class RecordNotJsonError(KafkaError):
             f"{what} deserialization error for format {form} at offset {offset}",
         )
         self.offset = offset
+        self.what = what
 
 
 def bytes_view(text: bytes, record_format: RecordFormat) -> bytes | None:

@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from broker.record.lines import ProduceRecord
     from broker.replication.log_start_manager import LogTrimming
     from broker.server.fetch import FollowerReads
-    from broker.server.health import Damage
     from broker.server.lifecycle import Lifecycle
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.clock import Clock
@@ -122,7 +121,7 @@ class RoutedBrokerApis:
             config,
             loader,
             controllers,
-            self._damage_of,
+            self.own_facts,
             lambda image: self._drains.stuck(image, clock.monotonic_ms()),
         )
         self.router = LeaderRouter(loader, peers, clock)
@@ -216,10 +215,8 @@ class RoutedBrokerApis:
             static_configs=self._static_configs,
             shutdown_blocked_by=self._lifecycle.shutdown_blocked_by,
             damage=damage_led_here(self._local.damaged(), self._local.leads),
+            troubles=self.coordinator.troubles(),
         )
-
-    async def _damage_of(self, broker_id: BrokerId) -> Damage:
-        return (await self.own_facts(broker_id)).damage
 
     # groups
 

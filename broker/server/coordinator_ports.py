@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING
 import orjson
 
 from broker.coordinator.reader import Ends, Fetched
-from broker.coordinator.records import GroupRecord, decode_entry, encode_key, encode_value
-from broker.record.batch import RecordFormat
+from broker.coordinator.records import (
+    GroupRecord,
+    UndecodableRecord,
+    decode_entry,
+    decode_record,
+    encode_key,
+    encode_value,
+)
+from broker.record.batch import BatchHeader, RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
+from broker.record.render import split_line
+from broker.record.values import NULL, bytes_view
 from broker.server.fetch import LEADER_WAIT_MS
 from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.requests import ACKS_ALL, BrokerApis, FetchRequest
-from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
     from broker.coordinator.positions import OffsetAndEpoch
@@ -63,14 +72,19 @@ class ReplicaShardLog:
         replica, _ = self._leading()
         return replica.log.log_start_offset, replica.log.log_end_offset
 
-    def read(self, from_offset: int, up_to_offset: int) -> tuple[list[GroupRecord], int]:
+    def read(
+        self, from_offset: int, up_to_offset: int
+    ) -> tuple[list[GroupRecord | UndecodableRecord], int]:
         replica, _ = self._leading()
-        entries = []
+        entries: list[GroupRecord | UndecodableRecord] = []
         offset = from_offset
         for piece in replica.log.read(from_offset, READ_BYTES, up_to_offset):
             for line in bytes(piece.lines).split(b"\n")[:-1]:
-                record = orjson.loads(line)
-                entries.append(decode_entry(record["key"], record["value"]))
+                try:
+                    record = orjson.loads(line)
+                    entries.append(decode_entry(record["key"], record["value"]))
+                except (CorruptionError, orjson.JSONDecodeError):
+                    entries.append(_decode_line(line, piece.header))
             offset = piece.next_offset
         return entries, offset if offset > from_offset else up_to_offset
 
@@ -110,6 +124,21 @@ class ReplicaShardLog:
                 timeout_ms=WRITE_TIMEOUT_MS,
             )
         )
+
+
+def _decode_line(line: bytes, header: BatchHeader) -> GroupRecord | UndecodableRecord:
+    """Return a record that is not one of ours as it was written, or that can't be decoded."""
+    offset, _, _, key, value = split_line(line)
+    return decode_record(
+        _bytes_of(key, header.key_format), _bytes_of(value, header.value_format), int(offset)
+    )
+
+
+def _bytes_of(text: bytes, stored: RecordFormat) -> bytes:
+    try:
+        return bytes_view(text, stored) or NULL
+    except KafkaError:
+        return text
 
 
 class BrokerDataReader:

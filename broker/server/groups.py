@@ -31,6 +31,8 @@ from broker.coordinator.group_messages import (
     Heartbeat,
     JoinGroup,
     Poll,
+    RepairGroup,
+    SkipRecords,
     wait_ms_of,
     with_wait,
 )
@@ -313,7 +315,7 @@ def _answer_without_groups(request: GroupRequest[A]) -> A:
     """Answer a request in a cluster that never had a group."""
     if isinstance(request, GroupOffsets):
         return cast(A, ())
-    if isinstance(request, DescribeGroup | DeleteGroup | DeleteOffsets):
+    if isinstance(request, DescribeGroup | DeleteGroup | DeleteOffsets | SkipRecords | RepairGroup):
         text = f"Consumer group {request.group} cannot be found."
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, text)
     raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "Consumer instance not found.")

@@ -1,7 +1,8 @@
 """The cluster's health: a verdict and its reasons, from an image, the quorum and brokers' reports.
 
-`MetadataRequests` calls `total_damage`, `tally_partitions` and `judge`, in this order. An image
-does not show which leaders have damaged logs, so `MetadataRequests` collects their reports. Pure.
+`MetadataRequests` calls `total_damage`, `total_troubles`, `tally_partitions` and `judge`. An image
+does not show which leaders have damaged logs, or which groups stand still, so `MetadataRequests`
+collects the brokers' reports. Pure.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from broker.coordinator.troubles import LOADING_AFTER_MS, ShardTroubles
 from broker.server.drains import STUCK_AFTER_MS, StuckDrain
 from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
+from raft_metadata.common.internal_topics import OFFSETS_TOPIC
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 from raft_metadata.records.quorum_view import ControllerState
 from raft_metadata.records.records import BrokerState, DrainScope
@@ -32,6 +35,16 @@ class Damage:
 
     count: int
     partitions: tuple[tuple[TopicIdPartition, str], ...]
+
+
+class BrokerReport(Protocol):
+    """A broker's report of itself for the verdict on the cluster."""
+
+    @property
+    def damage(self) -> Damage: ...
+
+    @property
+    def troubles(self) -> Sequence[ShardTroubles]: ...
 
 
 class DamagedLeader(NamedTuple):
@@ -72,6 +85,22 @@ def total_damage(image: MetadataImage, reports: Iterable[tuple[BrokerId, Damage]
                 continue
             named.append(DamagedLeader(topic.name, where.partition, broker, reason))
     return TotalDamage(count, tuple(sorted(named)))
+
+
+def total_troubles(
+    image: MetadataImage, reports: Iterable[tuple[BrokerId, Sequence[ShardTroubles]]]
+) -> list[ShardTroubles]:
+    """Return brokers' reports on the partitions of the offsets topic that they still lead."""
+    topic = image.topic(OFFSETS_TOPIC)
+    if topic is None:
+        return []
+    leaders = [partition.leader for partition in topic.partitions]
+    return [
+        one
+        for broker, reported in reports
+        for one in reported
+        if one.partition < len(leaders) and leaders[one.partition] == broker
+    ]
 
 
 NO_FENCE = "none"
@@ -202,12 +231,14 @@ def judge(
     controllers: Mapping[int, ControllerState | None],
     damage: TotalDamage = NO_DAMAGE,
     stuck_drains: Sequence[StuckDrain] = (),
+    troubles: Sequence[ShardTroubles] = (),
 ) -> ClusterHealth:
     """Return the verdict on the cluster, with the worst reasons first.
 
     ``leader``: the active controller's state, None if no controller answers as such.
     ``controllers``: each controller's answer to this broker, None without one. ``damage``: the
-    leaders' reports on their logs. ``stuck_drains``: drains without progress.
+    leaders' reports on their logs. ``stuck_drains``: drains without progress. ``troubles``: the
+    group coordinators' reports.
     """
     reasons = sorted(
         (
@@ -216,6 +247,7 @@ def judge(
             *_partition_reasons(tallies),
             *_damage_reasons(damage),
             *map(_drain_reason, stuck_drains),
+            *_group_reasons(troubles),
         ),
         key=lambda reason: _ORDER.index(reason.status),
         reverse=True,
@@ -244,6 +276,8 @@ def judge(
             "reassigning_partitions": tallies.reassigning.count,
             "preferred_leader_imbalance": tallies.not_preferred.count,
             "damaged_partitions": damage.count,
+            "blocked_groups": sum(one.blocked for one in troubles),
+            "held_groups": sum(one.held for one in troubles),
         },
     )
 
@@ -391,6 +425,57 @@ def _drain_reason(drain: StuckDrain) -> HealthReason:
         ),
         count=drain.left,
         examples=(str(drain.broker_id),),
+    )
+
+
+def _group_reasons(troubles: Sequence[ShardTroubles]) -> Iterator[HealthReason]:
+    """Yield why groups stand still, with the next command."""
+    blocked = [each for one in troubles for each in one.blocked_examples]
+    if blocked:
+        yield _group_reason(
+            "GROUPS_BLOCKED",
+            sum(one.blocked for one in troubles),
+            "groups have members that stand at a record which their format can't show; `quorumlog "
+            "group describe GROUP` names each, `quorumlog group skip` steps over one",
+            blocked,
+        )
+    held = [each for one in troubles for each in one.held_examples]
+    if held:
+        yield _group_reason(
+            "GROUPS_HELD",
+            sum(one.held for one in troubles),
+            "groups are held, because a record of them can't be decoded: their calls are refused; "
+            "`quorumlog group repair GROUP --dry-run` shows how each goes on without",
+            held,
+        )
+    left_out = [one for one in troubles if one.left_out]
+    if left_out:
+        yield _group_reason(
+            "GROUP_RECORDS_SKIPPED",
+            sum(one.left_out for one in left_out),
+            "records that name no group and can't be decoded were left out within the last day; "
+            "the groups of these partitions began a new epoch without owners",
+            [f"{OFFSETS_TOPIC}:{one.partition}" for one in left_out],
+        )
+    loading = [one for one in troubles if one.loading_ms]
+    if loading:
+        yield _group_reason(
+            "GROUP_COORDINATORS_LOADING",
+            len(loading),
+            f"group coordinators have been loading for more than {LOADING_AFTER_MS // 1000} s: "
+            "their groups answer nothing",
+            [f"{OFFSETS_TOPIC}:{one.partition}" for one in loading],
+        )
+
+
+def _group_reason(code: str, count: int, message: str, examples: list[str]) -> HealthReason:
+    named = examples[:EXAMPLES_MAX]
+    return HealthReason(
+        code=code,
+        status=HealthStatus.DEGRADED,
+        message=f"{count} {message}: {_list_examples(named, count)}",
+        count=count,
+        examples=tuple(named),
     )
 
 

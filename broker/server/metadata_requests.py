@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from broker.server.health import (
+    BrokerReport,
     ClusterHealth,
     PartitionTallies,
-    TotalDamage,
     judge,
     tally_partitions,
     total_damage,
+    total_troubles,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import NodeId
@@ -30,20 +31,19 @@ if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel
     from broker.server.drains import StuckDrain
-    from broker.server.health import Damage
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.ids import BrokerId, MetadataOffset
     from raft_metadata.image.metadata_image import MetadataImage
     from raft_metadata.records.commands import FetchMetadataAnswer, MetadataBatch
     from raft_metadata.records.quorum_view import ControllerState
 
-    AskDamage = Callable[[BrokerId], Awaitable[Damage]]
+    AskReport = Callable[[BrokerId], Awaitable[BrokerReport]]
     """Returns a broker's own report."""
 
 CONTROLLER_TIMEOUT_MS = 1_000
 """Time for a controller's answer; a slower one is shown as unreachable, so that pages are quick."""
-DAMAGE_TIMEOUT_MS = 1_000
-"""Time for a broker's report of its damage; a page does not wait longer."""
+REPORT_TIMEOUT_MS = 1_000
+"""Time for a broker's report on itself; a page does not wait longer."""
 MAX_LOG_WAIT_MS = 30_000
 """Longest long poll of the log."""
 MAX_LOG_READERS = 100
@@ -108,15 +108,15 @@ class MetadataRequests:
         config: BrokerConfig,
         loader: MetadataLoader,
         controllers: ControllerChannel,
-        ask_damage: AskDamage,
+        ask_report: AskReport,
         stuck_drains: Callable[[MetadataImage], Sequence[StuckDrain]] = lambda _: (),
     ) -> None:
-        """Take ``ask_damage``, which requests from a broker what it leads over damaged logs.
+        """Take ``ask_report``, which requests from a broker what only it knows of itself.
 
         ``stuck_drains`` returns the drains without progress, by this broker's images.
         """
         self._stuck_drains = stuck_drains
-        self._ask_damage = ask_damage
+        self._ask_report = ask_report
         self._config = config
         self._loader = loader
         self._controllers = controllers
@@ -218,14 +218,17 @@ class MetadataRequests:
             return image.next_offset, await asyncio.to_thread(image_at, image, path)
 
     async def health(self) -> ClusterHealth:
-        states, damage = await asyncio.gather(
-            self._states(), ask_for_damage(self._loader.image, self._ask_damage)
+        states, facts = await asyncio.gather(
+            self._states(), ask_for_reports(self._loader.image, self._ask_report)
         )
         image = self._loader.image
+        damage = total_damage(image, [(broker, each.damage) for broker, each in facts])
+        troubles = total_troubles(image, [(broker, each.troubles) for broker, each in facts])
         tallies = await self._tallies(image)
         leader = _leader(state for state in states.values() if state is not None)
         controllers = {int(node): state for node, state in states.items()}
-        return judge(image, tallies, leader, controllers, damage, self._stuck_drains(image))
+        drains = self._stuck_drains(image)
+        return judge(image, tallies, leader, controllers, damage, drains, troubles)
 
     async def _tallies(self, image: MetadataImage) -> PartitionTallies:
         async with self._tallying:
@@ -248,20 +251,21 @@ def live_brokers(image: MetadataImage) -> list[BrokerId]:
     return [broker.broker_id for broker in image.brokers.values() if broker.state in live]
 
 
-async def ask_for_damage(image: MetadataImage, ask: AskDamage) -> TotalDamage:
-    """Return the sum of the damage that all live brokers report, requested at once.
+async def ask_for_reports(
+    image: MetadataImage, ask: AskReport
+) -> list[tuple[BrokerId, BrokerReport]]:
+    """Return the reports of all live brokers that answer, requested at once.
 
     A broker that does not answer counts for nothing: the image shows whether it is fenced.
     """
 
-    async def report_of(broker: BrokerId) -> Damage | None:
+    async def report_of(broker: BrokerId) -> BrokerReport | None:
         try:
-            async with asyncio.timeout(DAMAGE_TIMEOUT_MS / 1000):
+            async with asyncio.timeout(REPORT_TIMEOUT_MS / 1000):
                 return await ask(broker)
         except (KafkaError, TimeoutError):
             return None
 
     live = live_brokers(image)
     reports = await asyncio.gather(*map(report_of, live))
-    answered = [(broker, each) for broker, each in zip(live, reports, strict=True) if each]
-    return total_damage(image, answered)
+    return [(broker, each) for broker, each in zip(live, reports, strict=True) if each]

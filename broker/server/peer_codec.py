@@ -11,8 +11,10 @@ import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import orjson
 
+from broker.coordinator.troubles import ShardTroubles
 from broker.log.read_positions import Divergence, DivergenceCause, LogTruncatedError
 from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.compression import PackedSlice
@@ -209,6 +211,7 @@ def decode_own_facts(body: bytes) -> OwnFacts:
             count=damage["count"],
             partitions=tuple((partition_in(row), row["reason"]) for row in damage["partitions"]),
         ),
+        troubles=msgspec.convert(head["troubles"], tuple[ShardTroubles, ...]),
     )
 
 

@@ -151,6 +151,7 @@ class PeerRequests:
                 "static_configs": dict(facts.static_configs),
                 "shutdown_blocked_by": facts.shutdown_blocked_by,
                 "damage": {"count": facts.damage.count, "partitions": rows},
+                "troubles": facts.troubles,
             }
         )
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from broker.coordinator.group_messages import A, GroupDescription, GroupRequest
+    from broker.coordinator.troubles import ShardTroubles
     from broker.record.batch import BatchSlice, RecordFormat
     from broker.record.compression import Piece
     from broker.record.lines import ProduceRecord
@@ -223,6 +224,8 @@ class OwnFacts:
     """Reason of the active controller's last answer not to grant the controlled shutdown yet."""
     damage: Damage
     """The partitions that it leads over damaged logs."""
+    troubles: tuple[ShardTroubles, ...] = ()
+    """Groups that stand still, of the partitions of the offsets topic that it leads."""
 
 
 class BrokerApis(Protocol):

@@ -13,6 +13,7 @@ import click
 
 from http_api.cli.options import (
     POSITION,
+    RECORD,
     SELECTION,
     dry_run_option,
     examples,
@@ -30,12 +31,12 @@ from http_api.cli.session import (
 from http_api.client import admin, groups
 from http_api.client.consumer import ends
 from http_api.client.groups import Place
-from http_api.contract.grammar import Position, TopicPartitions
+from http_api.contract.grammar import Position, RecordPlace, TopicPartitions
 
 
 @click.group()
 def group() -> None:
-    """List, describe, delete consumer groups, and move their offsets."""
+    """List, describe, delete, repair consumer groups, and move their offsets."""
 
 
 @examples("quorumlog group list")
@@ -72,7 +73,8 @@ PARTITION_COLUMNS: Columns = {
 def describe(session: CommandSession, names: tuple[str, ...]) -> int:
     """Show members, committed offsets and lag per partition.
 
-    A name that fails does not stop the next, but the exit code is 1.
+    Also records at which members stand, because they can't show them. A name that fails does not
+    stop the next, but the exit code is 1.
     """
     return session.for_each(names, lambda name: _describe(session, name), _description_lines)
 
@@ -101,6 +103,12 @@ def _description_lines(row: Row) -> str:
     idle = [one["member_id"] for one in row["members"] if one["member_id"] not in owners]
     if idle:
         lines.append(f"without partitions: {', '.join(idle)}")
+    lines += [
+        f"{one['member_id']} stands at {place} since {one['since']}: {one['message']}; "
+        f"step over it with `quorumlog group skip {row['group']} {place}`"
+        for one in row["blocked"]
+        for place in (f"{one['topic']}:{one['partition']}:{one['offset']}",)
+    ]
     return "\n".join(lines)
 
 
@@ -313,3 +321,95 @@ def evict(
 
     could = "could be evicted" if dry_run else "evicted"
     return session.for_each(wanted, remove, lambda row: f"{could} {row['member_id']}")
+
+
+# a group that stands still
+
+
+@examples("quorumlog group skip kitchen orders:0:17 --dry-run")
+@group.command()
+@click.argument("name", metavar="GROUP")
+@click.argument(
+    "records", metavar="TOPIC:PARTITION:OFFSET...", nargs=-1, required=True, type=RECORD
+)
+@dry_run_option
+@cluster_command
+def skip(
+    session: CommandSession,
+    name: str,
+    records: tuple[RecordPlace, ...],
+    dry_run: bool,  # noqa: FBT001 a flag of the command line
+) -> None:
+    """Step over records that the members can't show.
+
+    Exactly these records are left out. A record that stops no member is refused: then nothing is
+    done.
+    """
+    if dry_run:
+        found = session.call(groups.describe_group, name).blocked
+        standing = {(one.topic, one.partition, one.offset) for one in found}
+        for one in records:
+            if one not in standing:
+                msg = (
+                    f"offset {one.offset} of {one.topic}:{one.partition} stops no member of {name}"
+                )
+                raise click.ClickException(msg)
+    else:
+        session.call(groups.skip_records, name, records)
+    rows = [
+        {"topic": one.topic, "partition": one.partition, "offset": one.offset, "dry_run": dry_run}
+        for one in records
+    ]
+    session.show_rows(rows, OFFSET_COLUMNS)
+    if dry_run and session.form == "text":
+        click.echo("dry run: nothing was changed", err=True)
+
+
+@examples("quorumlog group repair kitchen --dry-run")
+@group.command()
+@groups_argument
+@dry_run_option
+@cluster_command
+def repair(session: CommandSession, names: tuple[str, ...], dry_run: bool) -> int:  # noqa: FBT001 a flag
+    """Let groups go on that are held.
+
+    A group is held if a record of it can't be decoded. Such records and all members are forgotten,
+    the other offsets stay. Members join anew and read on from the last offset that is left: some
+    records may be delivered again.
+    """
+
+    def go_on(name: str) -> Row:
+        found = session.call(groups.repair_group, name, validate_only=dry_run)
+        return {
+            "group": name,
+            "dry_run": dry_run,
+            "forgotten": [asdict(record) for record in found.forgotten],
+            "members": list(found.members),
+            "offsets": [
+                {"topic": topic, "partition": number, "offset": offset}
+                for (topic, number), offset in found.offsets.items()
+            ],
+        }
+
+    return session.for_each(names, go_on, _repair_lines)
+
+
+def _repair_lines(row: Row) -> str:
+    could = "could be repaired" if row["dry_run"] else "repaired"
+    members = ", ".join(row["members"]) or "none"
+    counts = f"{len(row['forgotten'])} records forgotten, members that join anew: {members}"
+    return "\n".join(
+        (
+            f"{could} {row['group']}: {counts}",
+            table(row["forgotten"], FORGOTTEN_COLUMNS),
+            table(row["offsets"], OFFSET_COLUMNS),
+        )
+    )
+
+
+FORGOTTEN_COLUMNS: Columns = {
+    "OFFSETS-PARTITION": "partition",
+    "AT-OFFSET": "offset",
+    "KEY": "key",
+    "REASON": "reason",
+}

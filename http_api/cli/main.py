@@ -31,7 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "produce": ("http_api.cli.produce:produce", "Write lines from standard input to a topic."),
     "consume": ("http_api.cli.consume:consume", "Print the records of a topic."),
     "bench": ("http_api.cli.bench:bench", "Measure how fast a cluster writes and reads."),
-    "group": ("http_api.cli.group:group", "List, describe, delete consumer groups, move offsets."),
+    "group": (
+        "http_api.cli.group:group",
+        "List, describe, repair, delete consumer groups.",
+    ),
     "cluster": ("http_api.cli.cluster:cluster", "Show the cluster id, the brokers, the health."),
     "quorum": ("http_api.cli.quorum:quorum", "Show the controllers."),
     "metadata": ("http_api.cli.metadata:metadata", "Read the metadata log and its image."),

@@ -71,6 +71,7 @@ TOPIC = GrammarType("topic", grammar.parse_topic)
 SELECTION = GrammarType("topic[:p,…]", grammar.parse_selection)
 PARTITIONS = GrammarType("topic:p[,p…]", grammar.parse_partitions)
 PARTITION = GrammarType("topic:p", grammar.parse_partition)
+RECORD = GrammarType("topic:p:offset", grammar.parse_record)
 POSITION = GrammarType("position", grammar.parse_position)
 DURATION_MS = GrammarType("duration", grammar.parse_duration_ms)
 """Milliseconds, as an int; a bare number is in seconds."""

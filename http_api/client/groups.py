@@ -33,11 +33,13 @@ from http_api.contract.resources import (
     GroupLag,
     GroupMember,
     GroupMembership,
+    GroupRepair,
     committed_of,
     group_of,
     lag_of,
     member_of,
     membership_of,
+    repair_of,
 )
 
 __all__ = [
@@ -352,6 +354,30 @@ def delete_offsets(
     return read_nothing(_delete(v3_path(cluster_id, GROUPS, group, *parts)))
 
 
+def skip_records(
+    cluster_id: str, group: str, records: Iterable[tuple[str, int, int]]
+) -> Call[None]:
+    """Return the call that steps over records, each (topic, partition, offset).
+
+    409/40903 if one of them stops no member of the group: then nothing is done.
+    """
+    body = {
+        "data": [
+            {"topic_name": topic, "partition_id": number, "offset": offset}
+            for topic, number, offset in records
+        ]
+    }
+    path = v3_path(cluster_id, GROUPS, group, "offsets:skip")
+    return read_nothing(_post_v3(path, body, repeatable=True))
+
+
+def repair_group(cluster_id: str, group: str, *, validate_only: bool = False) -> Call[GroupRepair]:
+    """Return the call that lets a held group go on; 409/40903 if the group is not held."""
+    path = v3_path(cluster_id, GROUPS, f"{group}:repair")
+    body = {"validate_only": validate_only}
+    return read_one(_post_v3(path, body, repeatable=validate_only), repair_of)
+
+
 def evict(cluster_id: str, group: str, member_id: str) -> Call[None]:
     """Return the call that removes a member without a commit; 404/40403 if there is none."""
     return leave(cluster_id, group, member_id)
@@ -365,6 +391,16 @@ def evict_static(cluster_id: str, group: str, static_id: str) -> Call[None]:
 
 def _delete(path: str) -> Request:
     return Request(method="DELETE", path=path, timeout_s=GROUP_TIMEOUT_S)
+
+
+def _post_v3(path: str, body: object, *, repeatable: bool) -> Request:
+    return Request(
+        method="POST",
+        path=path,
+        body=orjson.dumps(body),
+        timeout_s=GROUP_TIMEOUT_S,
+        repeatable=repeatable,
+    )
 
 
 def _path(group: str, name: str, *what: str, query: Mapping[str, object] | None = None) -> str:

@@ -214,6 +214,7 @@ REST_STATUS: Mapping[ErrorCode, RestStatus] = {
     ErrorCode.INVALID_CONSUMER_CONFIG: RestStatus(422, RestCode.CONSUMER_CONFIG),
     ErrorCode.LOG_TRUNCATED: RestStatus(409, RestCode.LOG_TRUNCATED),
     ErrorCode.TOPIC_CHANGED: RestStatus(409, RestCode.TOPIC_CHANGED),
+    ErrorCode.GROUP_HELD: _FAILED,
 }
 
 _NO_LEADER_FOUND = frozenset(

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
+from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -42,6 +43,7 @@ _NUMBER = re.compile(r"[0-9]+")
 _TOPIC_EXPECTED = "a topic name: 1 to 249 letters, digits, '.', '_' and '-', as in orders"
 _PARTITIONS_EXPECTED = "TOPIC:PARTITION[,PARTITION…], as in orders:0 or orders:0,1"
 _PARTITION_EXPECTED = "TOPIC:PARTITION, as in orders:0"
+_RECORD_EXPECTED = "TOPIC:PARTITION:OFFSET, as in orders:0:17"
 _SELECTION_EXPECTED = "TOPIC or TOPIC:PARTITION[,PARTITION…], as in orders or orders:0,1"
 
 
@@ -85,6 +87,30 @@ def parse_partition(text: str) -> tuple[str, int]:
     if found.partitions is None or len(found.partitions) != 1:
         raise GrammarError(text, _PARTITION_EXPECTED)
     return found.topic, found.partitions[0]
+
+
+class RecordPlace(NamedTuple):
+    """The place of one record."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+def parse_record(text: str) -> RecordPlace:
+    """Return the place of one record, ``TOPIC:PARTITION:OFFSET``."""
+    where, _, offset = text.rpartition(":")
+    try:
+        found = _parse_partitions(where, _RECORD_EXPECTED)
+    except GrammarError:
+        raise GrammarError(text, _RECORD_EXPECTED) from None
+    if found.partitions is None or len(found.partitions) != 1:
+        raise GrammarError(text, _RECORD_EXPECTED)
+    if _NUMBER.fullmatch(offset) is None or len(offset) > len(str(OFFSET_MAX)):
+        raise GrammarError(text, _RECORD_EXPECTED)
+    if int(offset) > OFFSET_MAX:
+        raise GrammarError(text, f"an offset from 0 to {OFFSET_MAX}, as in orders:0:17")
+    return RecordPlace(found.topic, found.partitions[0], int(offset))
 
 
 def _parse_partitions(text: str, expected: str) -> TopicPartitions:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from http_api.contract.resources import (
         CommittedOffset,
+        GroupBlock,
         GroupInfo,
         GroupMember,
         GroupMembership,
@@ -41,6 +42,10 @@ MOVED_HEADER = "Quorumlog-Moved"
 """
 COORDINATOR_URL_HEADER = "Quorumlog-Coordinator-Url"
 """Header with the URL of the broker that coordinates the group."""
+BLOCKED_HEADER = "Quorumlog-Blocked"
+"""Header with the records at which an instance stands, because its format can't show them."""
+BLOCKED_NAMED_MAX = 32
+"""Most records named in that header, to limit its size; the group's description names all."""
 IGNORED_NAMED_MAX = 32
 """Most settings named in that header, to limit its size; Kafka's consumer has about eighty."""
 _SETTING = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
@@ -126,6 +131,14 @@ def moved_header(moves: Iterable[MovedRow]) -> str:
     )
 
 
+def blocked_records(rows: Sequence[tuple[str, int, int]]) -> str:
+    """Return the value of `BLOCKED_HEADER` for (topic, partition, offset): ``orders-0@17, …``."""
+    named = [f"{topic}-{number}@{offset}" for topic, number, offset in rows[:BLOCKED_NAMED_MAX]]
+    if len(rows) > BLOCKED_NAMED_MAX:
+        named.append(f"and {len(rows) - BLOCKED_NAMED_MAX} more")
+    return ", ".join(named)
+
+
 def offsets(rows: Iterable[tuple[str, int, int, str]]) -> JsonObject:
     """Return committed offsets, given as (topic, partition, offset, metadata)."""
     return {
@@ -158,8 +171,21 @@ class ConsumerLag:
     client_id: str
 
 
+def blocked_partition(found: GroupBlock) -> JsonObject:
+    """Return a record that stops a member of a group."""
+    return {
+        "topic_name": found.topic,
+        "partition_id": found.partition,
+        "offset": found.offset,
+        "consumer_id": found.member_id,
+        "error_code": int(RestCode.JSON_CONVERSION),
+        "message": found.message,
+        "since": found.since,
+    }
+
+
 def group(links: Links, info: GroupInfo, group_epoch: int) -> JsonObject:
-    """Return a group; ``group_epoch`` extends Confluent's fields."""
+    """Return a group; ``group_epoch``, ``moved`` and ``blocked`` extend Confluent's fields."""
     path = (GROUPS, info.group)
     return links.resource("KafkaConsumerGroup", f"consumer-group={info.group}", *path) | {
         "consumer_group_id": info.group,
@@ -184,6 +210,27 @@ def group(links: Links, info: GroupInfo, group_epoch: int) -> JsonObject:
             }
             for move in info.moved
         ],
+        "blocked": [blocked_partition(one) for one in info.blocked],
+    }
+
+
+def group_repair(
+    links: Links,
+    group_id: str,
+    *,
+    validate_only: bool,
+    forgotten: Sequence[JsonObject],
+    members: Sequence[str],
+    offsets: Sequence[JsonObject],
+) -> JsonObject:
+    """Return how a repaired group goes on; with ``validate_only`` nothing was changed."""
+    crn = f"consumer-group={group_id}/repair"
+    return links.resource("KafkaConsumerGroupRepair", crn, GROUPS, f"{group_id}:repair") | {
+        "consumer_group_id": group_id,
+        "validate_only": validate_only,
+        "forgotten": list(forgotten),
+        "forgotten_consumers": list(members),
+        "offsets": list(offsets),
     }
 
 
@@ -267,6 +314,7 @@ def lag(links: Links, group_id: str, found: ConsumerLag) -> JsonObject:
         "lag": at.lag,
         "is_committed": at.is_committed,
         "leader_epoch": at.leader_epoch,
+        "blocked_offset": at.blocked_offset,
     }
 
 

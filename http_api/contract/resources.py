@@ -231,18 +231,33 @@ def reassignment_of(row: Mapping[str, Any]) -> ReassignmentInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBlock:
+    """A record that stops a member of a group in its partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    member_id: str
+    message: str
+    since: str
+    """The time at which a read found it first, like ``2026-01-31T12:00:00.000Z``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupInfo:
     """A consumer group and the broker that coordinates it."""
 
     group: str
     state: str
-    """EMPTY | RECONCILING | STABLE: the states of KIP-848."""
+    """EMPTY | RECONCILING | STABLE as in KIP-848, or HELD: it needs a repair."""
     assignor: str
     coordinator: int
     is_simple: bool
     """True if no member subscribes: only offsets, and perhaps instances assigned by hand."""
     moved: tuple[MovedPosition, ...] = ()
     """The last positions that were moved, oldest first."""
+    blocked: tuple[GroupBlock, ...] = ()
+    """Records at which members stand, because their formats can't show them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +296,54 @@ def group_of(row: Mapping[str, Any]) -> GroupInfo:
         coordinator=_last_id(row["coordinator"]),
         is_simple=row["is_simple"],
         moved=tuple(map(moved_of, row["moved"])),
+        blocked=tuple(
+            GroupBlock(
+                topic=one["topic_name"],
+                partition=one["partition_id"],
+                offset=one["offset"],
+                member_id=one["consumer_id"],
+                message=one["message"],
+                since=one["since"],
+            )
+            for one in row["blocked"]
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostGroupRecord:
+    """A record of a group's log that the cluster can't decode."""
+
+    partition: int
+    """Partition of ``__consumer_offsets``."""
+    offset: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRepair:
+    """The state in which a repaired group goes on, and what is forgotten."""
+
+    forgotten: tuple[LostGroupRecord, ...]
+    members: tuple[str, ...]
+    offsets: Mapping[tuple[str, int], int]
+
+
+def repair_of(row: Mapping[str, Any]) -> GroupRepair:
+    """Return the repair that a v3 answer describes."""
+    return GroupRepair(
+        forgotten=tuple(
+            LostGroupRecord(
+                partition=one["partition_id"],
+                offset=one["offset"],
+                key=one["key"],
+                reason=one["reason"],
+            )
+            for one in row["forgotten"]
+        ),
+        members=tuple(row["forgotten_consumers"]),
+        offsets={(one["topic_name"], one["partition_id"]): one["offset"] for one in row["offsets"]},
     )
 
 
@@ -364,17 +427,19 @@ def membership_of(row: Mapping[str, Any]) -> GroupMembership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedOffset:
-    """A committed offset, the next one to read; ``lag`` is None if the log end is unknown."""
+    """A committed offset, the next one to read; ``lag`` is None if an end is not known."""
 
     topic: str
     partition: int
-    offset: int
+    offset: int | None
     metadata: str
     lag: int | None
     is_committed: bool = True
-    """False: nothing is committed, and ``offset`` is where the group starts."""
+    """False: nothing is committed; ``offset`` is where the group starts, None without a start."""
     leader_epoch: int | None = None
     """Epoch of the offset, if it is known."""
+    blocked_offset: int | None = None
+    """The record that stops the member that reads the partition; None: none does."""
 
 
 def committed_of(row: Mapping[str, Any]) -> CommittedOffset:
@@ -395,8 +460,8 @@ class GroupLag:
 
     topic: str
     partition: int
-    current_offset: int
-    """The committed offset; where nothing is committed, the group's start."""
+    current_offset: int | None
+    """The committed offset; where nothing is committed, the group's start, None without one."""
     is_committed: bool
     log_end_offset: int | None
     """None if it is not known, and so is the lag."""
@@ -404,6 +469,8 @@ class GroupLag:
     member_id: str
     """The owner; empty if no member owns the partition."""
     client_id: str
+    blocked_offset: int | None = None
+    """The record that stops the owner, whose format can't show it; None: none does."""
 
 
 def lag_of(row: Mapping[str, Any]) -> GroupLag:
@@ -417,6 +484,7 @@ def lag_of(row: Mapping[str, Any]) -> GroupLag:
         lag=row["lag"],
         member_id=row["consumer_id"],
         client_id=row["client_id"],
+        blocked_offset=row["blocked_offset"],
     )
 
 

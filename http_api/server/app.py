@@ -65,6 +65,7 @@ from http_api.server.routes.v3.clusters import ClusterRoutes
 from http_api.server.routes.v3.configs import ConfigRoutes
 from http_api.server.routes.v3.consumer_groups import ConsumerGroupRoutes
 from http_api.server.routes.v3.group_members import GroupMemberRoutes
+from http_api.server.routes.v3.group_repairs import GroupRepairRoutes
 from http_api.server.routes.v3.partitions import PartitionRoutes, ReassignmentRoutes
 from http_api.server.routes.v3.record_lists import RecordListRoutes
 from http_api.server.routes.v3.records import RecordRoutes
@@ -240,6 +241,7 @@ def _routes(context: ApiContext) -> tuple[RouteGroup, ...]:
         ReassignmentRoutes(context),
         ConsumerGroupRoutes(context),
         GroupMemberRoutes(context),
+        GroupRepairRoutes(context),
         ClusterMetadataRoutes(context),
         OpsRoutes(context),
     )

@@ -95,6 +95,7 @@ class ErrorCode(Enum):
     SCHEMAS_NOT_SUPPORTED = (10008, False, "schemas are not supported")
     UNREADABLE_RECORD = (10009, False, "a record can't be shown in this format")
     INVALID_CONSUMER_CONFIG = (10010, False, "a setting of the consumer instance is invalid")
+    GROUP_HELD = (10011, False, "a record of the group can't be decoded: it needs a repair")
     LOG_TRUNCATED = (10020, False, "the log does not hold what was read before this position")
     TOPIC_CHANGED = (10021, False, "another topic has this name now")
 

@@ -14,6 +14,7 @@ from broker.coordinator.group_messages import (
     A,
     Assign,
     AtTime,
+    BlockedPlace,
     Commit,
     CommittedOffsets,
     ConsumerSettings,
@@ -34,6 +35,7 @@ from broker.coordinator.group_messages import (
     Seek,
     SeekTarget,
     Subscribe,
+    UnreadableRecords,
     Unsubscribe,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -153,6 +155,9 @@ async def test_an_empty_create_takes_every_default(door: Door, body: bytes) -> N
             {"partition.assignment.strategy": ["org.apache.kafka.clients.consumer.RangeAssignor"]},
             {"assignors": ("range",)},
         ),
+        ({"unreadable.records": "mark"}, {"unreadable_records": UnreadableRecords.MARK}),
+        ({"unreadable.records": "STOP"}, {}),
+        ({"isolation.level": "read_uncommitted"}, {}),
         ({"auto.offset.reset": None, "format": None}, {}),
     ],
 )
@@ -188,6 +193,11 @@ async def test_the_list_of_ignored_settings_is_bounded(door: Door) -> None:
         {"format": "xml"},
         {"format": 1},
         {"auto.offset.reset": "middle"},
+        {"unreadable.records": "skip"},
+        {"unreadable.records": 1},
+        {"max.poll.records": "many"},
+        {"isolation.level": "serializable"},
+        {"isolation.level": ["read_committed"]},
         {"auto.commit.enable": "perhaps"},
         {"auto.commit.enable": 1},
         {"fetch.min.bytes": "many"},
@@ -197,9 +207,7 @@ async def test_the_list_of_ignored_settings_is_bounded(door: Door) -> None:
         {"client.id": ["x"]},
         {"client.rack": 1},
         {"group.instance.id": "s" * 250},
-        {"isolation.level": "serializable"},
         {"isolation.level": 1},
-        {"max.poll.records": "many"},
         {"max.poll.records": 1.5},
         {"max.poll.records": "99999999999999999999"},
         {"client.rack": "r" * 256},
@@ -775,6 +783,35 @@ async def test_a_read_says_its_token_and_takes_the_one_before(door: Door) -> Non
     answers(door, Poll, replace(polled, is_resumed=True))
     assert (await door.get(INSTANCE + "/records")).headers["quorumlog-resumed"] == "commit"
     assert door.apis.requests[-1].after is None
+
+
+async def test_a_read_names_the_records_at_which_the_instance_stands(door: Door) -> None:
+    places = tuple(
+        BlockedPlace(TopicName("orders"), PartitionId(number), 17) for number in range(40)
+    )
+    answers(door, Poll, PolledRecords(body=b"[]", count=0, format="binary", blocked=places[:2]))
+    answer = await door.get(INSTANCE + "/records")
+    assert answer.headers["quorumlog-blocked"] == "orders-0@17, orders-1@17"
+    answers(door, Poll, PolledRecords(body=b"[]", count=0, format="binary", blocked=places))
+    answer = await door.get(INSTANCE + "/records")
+    assert answer.headers["quorumlog-blocked"].endswith("orders-31@17, and 8 more")
+    answers(door, Poll, PolledRecords(body=b"[]", count=0, format="binary"))
+    assert "quorumlog-blocked" not in (await door.get(INSTANCE + "/records")).headers
+
+
+async def test_calls_of_a_group_that_is_held_say_so_and_that_no_repeat_helps(door: Door) -> None:
+    text = "group faulty is held: …"
+    error = KafkaError(ErrorCode.GROUP_HELD, text)
+    body = {"error_code": 50002, "message": text, "retriable": False, "outcome": "not_written"}
+    for asked, method, path in (
+        (Poll, "GET", "/records"),
+        (Commit, "POST", "/offsets"),
+        (DeleteInstance, "DELETE", ""),
+    ):
+        answers(door, asked, error)
+        refused = await door.call(method, INSTANCE + path)
+        assert (refused.status, refused.json) == (500, body)
+        assert "retry-after" not in refused.headers
 
 
 async def test_a_commit_and_a_deletion_acknowledge_first(door: Door) -> None:

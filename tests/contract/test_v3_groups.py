@@ -9,17 +9,23 @@ import orjson
 import pytest
 
 from broker.coordinator.group_messages import (
+    BlockedPartition,
     CommitGroup,
     DeleteGroup,
     DeleteOffsets,
     DescribeGroup,
     EvictInstance,
+    ForgottenRecord,
     GroupDescription,
     GroupOffset,
     GroupOffsetRow,
     GroupOffsets,
+    GroupRepaired,
     GroupState,
     MemberDescription,
+    RepairGroup,
+    SkippedRecord,
+    SkipRecords,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -30,7 +36,7 @@ from raft_metadata.common.ids import (
     TopicName,
     TopicPartition,
 )
-from tests.support.fake_broker_apis import CLUSTER_ID
+from tests.support.fake_broker_apis import CLUSTER_ID, NOW_MS
 from tests.support.http_door import V3, V3_URL, Answer, Door
 
 JSON = "application/json"
@@ -97,6 +103,7 @@ def as_json(group_name: str = "pilots", *, state: str = "STABLE") -> dict[str, A
         "lag_summary": {"related": url + "/lag-summary"},
         "group_epoch": 3,
         "moved": [],
+        "blocked": [],
     }
 
 
@@ -149,6 +156,7 @@ LAG = {
     "lag": 2,
     "is_committed": True,
     "leader_epoch": None,
+    "blocked_offset": None,
 }
 
 
@@ -391,3 +399,130 @@ async def test_a_partition_that_was_never_committed_has_its_start(pilots: Door) 
         True
     ]
     assert (await pilots.get(GROUP + "/lag-summary")).json["total_lag"] == 6
+
+
+# a group that stands still
+
+SKIP = {"data": [{"topic_name": "flights", "partition_id": 0, "offset": 17}]}
+
+
+async def test_a_group_and_its_lag_name_what_a_member_stands_at(pilots: Door) -> None:
+    blocked = BlockedPartition(
+        topic=FLIGHTS,
+        partition=PartitionId(0),
+        offset=17,
+        instance=InstanceId("one"),
+        message="value deserialization error for format json at offset 17",
+        since_ms=NOW_MS,
+    )
+    answers = pilots.apis.group_answers
+    answers[DescribeGroup] = replace(answers[DescribeGroup], blocked=(blocked,))
+    answers[GroupOffsets] = (replace(row(0, 17, 20), blocked_offset=17),)
+    assert (await pilots.get(GROUP)).json["blocked"] == [
+        {
+            "topic_name": "flights",
+            "partition_id": 0,
+            "offset": 17,
+            "consumer_id": "one",
+            "error_code": 42203,
+            "message": "value deserialization error for format json at offset 17",
+            "since": "2023-11-14T22:13:20.000Z",
+        }
+    ]
+    assert (await pilots.get(GROUP + "/lags")).json["data"][0]["blocked_offset"] == 17
+
+
+async def test_a_record_is_stepped_over(door: Door) -> None:
+    done = await door.post(GROUP + "/offsets:skip", SKIP, JSON)
+    assert done.golden == (204, JSON, None)
+    assert door.apis.requests == [
+        SkipRecords(group=GroupId("pilots"), records=(SkippedRecord(FLIGHTS, PartitionId(0), 17),))
+    ]
+    text = "offset 17 of flights-0 stops no member of group pilots"
+    door.apis.group_answers[SkipRecords] = KafkaError(ErrorCode.ILLEGAL_STATE, text)
+    refused = await door.post(GROUP + "/offsets:skip", SKIP, JSON)
+    assert refused.golden == (409, JSON, {"error_code": 40903, "message": text})
+    door.apis.group_answers[SkipRecords] = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+    assert (await door.post(GROUP + "/offsets:skip", SKIP, JSON)).json["error_code"] == 40405
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "'data' is missing or null"),
+        ({"data": []}, "'data'"),
+        ({"data": [1]}, "data"),
+        ({"data": SKIP["data"], "more": 1}, "unknown field 'more'"),
+        ({"data": [SKIP["data"][0] | {"why": 1}]}, "unknown field 'data[0].why'"),
+        ({"data": [SKIP["data"][0] | {"offset": "17"}]}, "'data[0].offset'"),
+        ({"data": [SKIP["data"][0] | {"offset": -1}]}, "'data[0].offset'"),
+        ({"data": [SKIP["data"][0] | {"offset": True}]}, "'data[0].offset'"),
+        ({"data": [SKIP["data"][0] | {"offset": 2**63}]}, "'data[0].offset'"),
+        ({"data": [SKIP["data"][0] | {"partition_id": None}]}, "partition_id"),
+        ({"data": [SKIP["data"][0] | {"partition_id": -1}]}, "'data[0].partition_id'"),
+        ({"data": [SKIP["data"][0] | {"topic_name": 1}]}, "'data[0].topic_name'"),
+    ],
+)
+async def test_a_wrong_record_to_step_over_is_refused(
+    door: Door, body: dict[str, Any], said: str
+) -> None:
+    refused = await door.post(GROUP + "/offsets:skip", body, JSON)
+    assert refused.status == 400
+    assert said in refused.json["message"]
+    assert door.apis.requests == []
+
+
+async def test_more_records_than_one_request_may_name(door: Door) -> None:
+    body = {"data": SKIP["data"] * 1_001}
+    assert (await door.post(GROUP + "/offsets:skip", body, JSON)).status == 413
+
+
+async def test_a_held_group_is_repaired(door: Door) -> None:
+    forgotten = ForgottenRecord(partition=PartitionId(3), offset=812, key='["lease"]', reason="why")
+    door.apis.group_answers[RepairGroup] = GroupRepaired(
+        forgotten=(forgotten,),
+        members=(InstanceId("one"),),
+        offsets=(GroupOffset(FLIGHTS, PartitionId(0), 4, "note"),),
+    )
+    done = await door.post(GROUP + ":repair", {"validate_only": True}, JSON)
+    assert (done.status, done.json) == (
+        200,
+        {
+            "kind": "KafkaConsumerGroupRepair",
+            "metadata": {
+                "self": URL + "/pilots:repair",
+                "resource_name": CRN + "/consumer-group=pilots/repair",
+            },
+            "cluster_id": CLUSTER_ID,
+            "consumer_group_id": "pilots",
+            "validate_only": True,
+            "forgotten": [{"partition_id": 3, "offset": 812, "key": '["lease"]', "reason": "why"}],
+            "forgotten_consumers": ["one"],
+            "offsets": [
+                {"topic_name": "flights", "partition_id": 0, "offset": 4, "metadata": "note"}
+            ],
+        },
+    )
+    assert (await door.call("POST", GROUP + ":repair")).status == 200
+    asked = [request.validate_only for request in door.apis.requests]
+    assert asked == [True, False]
+    wrong = await door.post(GROUP + ":repair", {"validate_only": "yes"}, JSON)
+    assert (wrong.status, "'validate_only'" in wrong.json["message"]) == (400, True)
+    text = "group pilots is not held: it needs no repair"
+    door.apis.group_answers[RepairGroup] = KafkaError(ErrorCode.ILLEGAL_STATE, text)
+    refused = await door.call("POST", GROUP + ":repair")
+    assert refused.golden == (409, JSON, {"error_code": 40903, "message": text})
+    door.apis.group_answers[RepairGroup] = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+    assert (await door.call("POST", GROUP + ":repair")).json["error_code"] == 40405
+
+
+async def test_a_group_that_is_held_is_listed_and_answers_nothing_else(door: Door) -> None:
+    door.apis.groups = [replace(group(), state=GroupState.HELD)]
+    assert (await door.get(GROUPS)).json["data"][0]["state"] == "HELD"
+    error = KafkaError(ErrorCode.GROUP_HELD, "group pilots is held: …")
+    for asked in (DescribeGroup, GroupOffsets):
+        door.apis.group_answers[asked] = error
+    for path in (GROUP, GROUP + "/lags", GROUP + "/offsets", GROUP + "/consumers"):
+        refused = await door.get(path)
+        assert (refused.status, refused.json["error_code"]) == (500, 50002)
+        assert refused.json["retriable"] is False

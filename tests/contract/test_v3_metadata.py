@@ -191,6 +191,8 @@ async def test_a_degraded_cluster_says_why_with_a_200(door: Door) -> None:
         "reassigning_partitions": 0,
         "preferred_leader_imbalance": 0,
         "damaged_partitions": 0,
+        "blocked_groups": 0,
+        "held_groups": 0,
     }
 
 

@@ -30,6 +30,8 @@ NOT_RUN = {
     "quorumlog controller rejoin": "needs a lost disk: docs/operating/quorum.md is run",
     "quorumlog broker unregister": "needs a fourth broker: docs/operating/draining.md is run",
     "quorumlog log salvage": "needs a stopped broker: tests/unit/test_log_salvage.py",
+    "quorumlog group skip": "needs a member that stands still: test_groups_stand_still_live.py",
+    "quorumlog group repair": "needs a group that is held: test_groups_stand_still_live.py",
     "quorumlog chaos run": "takes half a minute: tests/chaos/test_scenarios.py",
 }
 """Beginning of an example → why it is not run here."""

@@ -26,6 +26,7 @@ PARSERS: tuple[Callable[[str], object], ...] = (
     grammar.parse_selection,
     grammar.parse_partitions,
     grammar.parse_partition,
+    grammar.parse_record,
     grammar.parse_position,
     grammar.parse_time_ms,
     grammar.parse_duration_ms,
@@ -50,6 +51,18 @@ def test_wrong_partitions_are_refused_with_an_example(text: str) -> None:
     for parse in (grammar.parse_selection, grammar.parse_partitions, grammar.parse_partition):
         with pytest.raises(GrammarError, match=r"expected .*as in \w+"):
             parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "T", "T:0", "T:0:", "T:0:-1", "T:0:1.0", "T:0,1:2", "T:a:1", ":0:1", "T:0:1:2"]
+)
+def test_a_wrong_place_of_a_record_is_refused_with_an_example(text: str) -> None:
+    assert grammar.parse_record("orders:3:17") == ("orders", 3, 17)
+    with pytest.raises(GrammarError, match=r"expected TOPIC:PARTITION:OFFSET, as in orders:0:17"):
+        grammar.parse_record(text)
+    for large in (grammar.OFFSET_MAX + 1, 10**30):
+        with pytest.raises(GrammarError, match=r"as in orders:0:17"):
+            grammar.parse_record(f"T:0:{large}")
 
 
 def test_a_topic_alone_is_no_partition() -> None:

@@ -72,6 +72,13 @@ class World:
         """The shard of the group `G`."""
         return shard_of(self.coordinator, PartitionId(0))
 
+    async def fail_over(self) -> None:
+        """Have a coordinator of another epoch load the log."""
+        log = self.log.shared.elect()
+        self.log.epoch, self.log.start_of_epoch = log.epoch, log.start_of_epoch
+        self.coordinator.on_metadata_update(self.apis.image)
+        await until(lambda: self.shard().is_ready)
+
     async def ask(self, request: GroupRequest[A]) -> A:
         return await self.coordinator.answer(request)
 

@@ -14,7 +14,7 @@ from broker.log.read_positions import LogTruncatedError, find_divergence, next_e
 from broker.record.batch import HEADER_SIZE, BatchSlice, RecordFormat, parse_header
 from broker.record.compression import ZSTD, PackedSlice, lines_of, pack
 from broker.record.lines import encode_batches, key_view, oversized
-from broker.record.render import skip_lines, splice_timestamps
+from broker.record.render import offset_of_line, splice_timestamps
 from broker.server.health import ClusterHealth, Damage, judge, tally_partitions
 from broker.server.local_partitions import check_seen
 from broker.server.metadata_requests import MetadataLogPage, QuorumView
@@ -509,10 +509,15 @@ class FakeBrokerApis:
                 found.append(piece)
         if found:
             first = found[0]
-            skipped = skip_lines(bytes(first.lines), first.header, offset)
-            lines = bytes(first.lines)[skipped:]
+            kept = [
+                line
+                for line in bytes(first.lines).splitlines(keepends=True)
+                if offset_of_line(line, 0) >= offset
+            ]
             found[0] = first._replace(
-                lines=lines, first_offset=max(offset, first.first_offset), count=lines.count(b"\n")
+                lines=b"".join(kept),
+                first_offset=max(offset, first.first_offset),
+                count=len(kept),
             )
         frames = [
             PackedSlice.whole(piece.header, pack(piece.lines) or b"")

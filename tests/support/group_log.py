@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from broker.coordinator.records import GroupRecord
+from broker.coordinator.records import (
+    GroupRecord,
+    UndecodableRecord,
+    decode_record,
+    encode_key,
+    encode_value,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 
@@ -14,7 +20,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 class SharedLog:
     """What all coordinators, one after the other, have written."""
 
-    entries: list[GroupRecord] = field(default_factory=list)
+    entries: list[GroupRecord | UndecodableRecord] = field(default_factory=list)
     high_watermark: int = 0
     epoch: int = 0
     moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,7 +60,9 @@ class MemoryShardLog:
         self._check()
         return 0, len(self.shared.entries)
 
-    def read(self, from_offset: int, up_to_offset: int) -> tuple[list[GroupRecord], int]:
+    def read(
+        self, from_offset: int, up_to_offset: int
+    ) -> tuple[list[GroupRecord | UndecodableRecord], int]:
         self._check()
         end = min(from_offset + 3, up_to_offset)
         return self.shared.entries[from_offset:end], end
@@ -80,7 +88,9 @@ class MemoryShardLog:
         failure, self.next_append = self.next_append, None
         if failure is not None and failure.outcome is Outcome.NOT_WRITTEN:
             raise failure
-        self.shared.entries += entries
+        for entry in entries:  # as they will be read
+            texts = encode_key(entry.key), encode_value(entry.value)
+            self.shared.entries.append(decode_record(*texts, len(self.shared.entries)))
         end = len(self.shared.entries)
         if failure is not None:
             raise failure

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from broker.config import BrokerConfig, BrokerTimeouts
+from broker.coordinator.troubles import ShardTroubles
 from broker.server import peer_codec
 from broker.server.admin import AdminRequests
 from broker.server.health import REASON_CHARACTERS_MAX, Damage, damage_led_here
@@ -288,7 +289,18 @@ async def test_facts_of_a_broker_come_from_that_broker() -> None:
     assert world.called == [(OTHER, PeerRequestKind.OWN_FACTS)]
     place = TopicIdPartition(FLIGHTS_ID, PartitionId(0))
     damage = Damage(count=7, partitions=((place, "damaged batch file=/x"),))
-    other.facts = replace(expected, damage=damage)
+    troubles = (
+        ShardTroubles(
+            partition=PartitionId(3),
+            blocked=7,
+            blocked_examples=("g at t:0:1",),
+            held=1,
+            held_examples=("h",),
+            left_out=2,
+            loading_ms=10_001,
+        ),
+    )
+    other.facts = replace(expected, damage=damage, troubles=troubles)
     body = await other.services.answer(
         PeerRequestKind.OWN_FACTS, peer_codec.encode_own_facts(), 100
     )

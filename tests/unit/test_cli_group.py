@@ -9,14 +9,20 @@ from dataclasses import replace
 import pytest
 
 from broker.coordinator.group_messages import (
+    BlockedPartition,
     CommitGroup,
     DescribeGroup,
+    ForgottenRecord,
     GroupDescription,
     GroupOffset,
     GroupOffsetRow,
     GroupOffsets,
+    GroupRepaired,
     GroupState,
     MemberDescription,
+    RepairGroup,
+    SkippedRecord,
+    SkipRecords,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -43,6 +49,16 @@ def member(name: str, *partitions: int) -> MemberDescription:
         is_manual=False,
         member_epoch=2,
     )
+
+
+BLOCKED = BlockedPartition(
+    topic=FLIGHTS,
+    partition=PartitionId(0),
+    offset=17,
+    instance=InstanceId("one"),
+    message="value deserialization error for format json at offset 17",
+    since_ms=NOW_MS,
+)
 
 
 def describes(door: Door, *members: MemberDescription, rows: tuple[GroupOffsetRow, ...]) -> None:
@@ -96,6 +112,7 @@ async def test_list(shell: Shell) -> None:
             "coordinator": 2,
             "is_simple": True,
             "moved": [],
+            "blocked": [],
         }
     ]
 
@@ -127,6 +144,7 @@ async def test_describe_shows_lag_and_owner_per_partition(shell: Shell) -> None:
         "lag": 2,
         "member_id": "one",
         "client_id": "etl",
+        "blocked_offset": None,
     }
 
 
@@ -213,3 +231,77 @@ async def test_positions_that_cannot_be_sought_are_refused(shell: Shell) -> None
         assert (wrong.code, wrong.out) == (2, ""), to
     assert (await shell("group", "seek", "pilots")).code == 2
     assert not any(isinstance(request, CommitGroup) for request in shell.door.apis.requests)
+
+
+# a group that stands still
+
+
+async def test_describe_names_a_record_that_stops_a_member_and_the_way_past_it(
+    shell: Shell,
+) -> None:
+    describes(shell.door, member("one", 0), rows=(row(0, 4, 6),))
+    answers = shell.door.apis.group_answers
+    answers[DescribeGroup] = replace(answers[DescribeGroup], blocked=(BLOCKED,))
+    shown = await shell("group", "describe", "pilots")
+    assert shown.lines[-1] == (
+        "one stands at flights:0:17 since 2023-11-14T22:13:20.000Z: value deserialization error "
+        "for format json at offset 17; step over it with `quorumlog group skip pilots flights:0:17`"
+    )
+    (found,) = (await shell("group", "describe", "pilots", "--format", "json")).json
+    assert found["blocked"][0]["offset"] == 17
+
+
+async def test_a_group_of_unknown_lag_says_so_and_not_zero(shell: Shell) -> None:
+    unknown = replace(row(0, 0, 6), offset=None, is_committed=False)
+    describes(shell.door, member("one", 0), rows=(unknown,))
+    (found,) = (await shell("group", "describe", "pilots", "--format", "json")).json
+    assert (found["total_lag"], found["partitions"][0]["lag"]) == (None, None)
+    shown = await shell("group", "describe", "pilots")
+    assert "total_lag=at least 0" in shown.lines[0]
+
+
+async def test_skip_steps_over_records_and_a_dry_run_only_looks(shell: Shell) -> None:
+    describes(shell.door, member("one", 0), rows=())
+    answers = shell.door.apis.group_answers
+    answers[DescribeGroup] = replace(answers[DescribeGroup], blocked=(BLOCKED,))
+    dry = await shell("group", "skip", "pilots", "flights:0:17", "--dry-run")
+    assert (dry.code, dry.lines[1].split()) == (0, ["flights:0", "17"])
+    wrong = await shell("group", "skip", "pilots", "flights:0:18", "--dry-run")
+    assert (wrong.code, "offset 18 of flights:0 stops no member of pilots" in wrong.err) == (
+        1,
+        True,
+    )
+    assert not any(isinstance(one, SkipRecords) for one in shell.door.apis.requests)
+    done = await shell("group", "skip", "pilots", "flights:0:17", "--format", "json")
+    assert done.json == [{"topic": "flights", "partition": 0, "offset": 17, "dry_run": False}]
+    asked = [one for one in shell.door.apis.requests if isinstance(one, SkipRecords)]
+    assert asked == [
+        SkipRecords(group=GroupId("pilots"), records=(SkippedRecord(FLIGHTS, PartitionId(0), 17),))
+    ]
+    assert (await shell("group", "skip", "pilots", "flights:0")).code == 2
+
+
+async def test_repair_shows_what_is_forgotten_and_what_stays(shell: Shell) -> None:
+    forgotten = ForgottenRecord(partition=PartitionId(3), offset=812, key='["lease"]', reason="why")
+    shell.door.apis.group_answers[RepairGroup] = GroupRepaired(
+        forgotten=(forgotten,),
+        members=(InstanceId("one"),),
+        offsets=(GroupOffset(FLIGHTS, PartitionId(0), 4),),
+    )
+    dry = await shell("group", "repair", "pilots", "--dry-run")
+    assert dry.lines[0] == (
+        "could be repaired pilots: 1 records forgotten, members that join anew: one"
+    )
+    assert [line.split() for line in dry.lines[2:]] == [
+        ["3", "812", '["lease"]', "why"],
+        ["PARTITION", "OFFSET"],
+        ["flights:0", "4"],
+    ]
+    (found,) = (await shell("group", "repair", "pilots", "--format", "json")).json
+    assert (found["members"], found["offsets"][0]["offset"]) == (["one"], 4)
+    asked = [one for one in shell.door.apis.requests if isinstance(one, RepairGroup)]
+    assert [one.validate_only for one in asked] == [True, False]
+    text = "group pilots is not held: it needs no repair"
+    shell.door.apis.group_answers[RepairGroup] = KafkaError(ErrorCode.ILLEGAL_STATE, text)
+    refused = await shell("group", "repair", "pilots")
+    assert (refused.code, text in refused.err) == (1, True)

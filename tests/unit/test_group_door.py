@@ -14,6 +14,8 @@ from broker.coordinator import group_messages
 from broker.coordinator.group_messages import (
     Assign,
     AtTime,
+    BlockedPartition,
+    BlockedPlace,
     Commit,
     CommitGroup,
     CommittedOffsets,
@@ -23,10 +25,12 @@ from broker.coordinator.group_messages import (
     DescribeGroup,
     DescribeInstance,
     Edge,
+    ForgottenRecord,
     GroupDescription,
     GroupOffset,
     GroupOffsetRow,
     GroupOffsets,
+    GroupRepaired,
     GroupRequest,
     GroupState,
     InstanceCreated,
@@ -36,9 +40,13 @@ from broker.coordinator.group_messages import (
     OffsetsCommitted,
     Poll,
     PolledRecords,
+    RepairGroup,
     Seek,
     SeekTarget,
+    SkippedRecord,
+    SkipRecords,
     Subscribe,
+    UnreadableRecords,
     Unsubscribe,
 )
 from broker.coordinator.records import OFFSETS_TOPIC
@@ -73,8 +81,16 @@ MEMBER = MemberDescription(
 DESCRIBED = GroupDescription(
     group=G, state=GroupState.STABLE, assignor="range", coordinator=BrokerId(2), group_epoch=3,
     members=(MEMBER,),
+    blocked=(
+        BlockedPartition(
+            topic=T, partition=PartitionId(2), offset=9, instance=ONE, message="m", since_ms=7
+        ),
+    ),
 )  # fmt: skip
-SETTINGS = ConsumerSettings(format="json", auto_offset_reset=OffsetReset.NONE, strimzi=True)
+SETTINGS = ConsumerSettings(
+    format="json", auto_offset_reset=OffsetReset.NONE, strimzi=True, max_poll_records=5,
+    unreadable_records=UnreadableRecords.MARK,
+)  # fmt: skip
 EXCHANGES: list[tuple[GroupRequest[Any], object]] = [
     (CreateInstance(group=G, instance=ONE, settings=SETTINGS), InstanceCreated(instance=ONE)),
     (DeleteInstance(group=G, instance=ONE), None),
@@ -93,6 +109,13 @@ EXCHANGES: list[tuple[GroupRequest[Any], object]] = [
         Poll(group=G, instance=ONE, timeout_ms=5, accepted=frozenset({"json"})),
         PolledRecords(body=b'[{"value":1}]', count=1, format="json"),
     ),
+    (
+        Poll(group=G, instance=ONE),
+        PolledRecords(
+            body=b"[]", count=0, format="json", token="a.1-7", is_resumed=True,
+            blocked=(BlockedPlace(T, PartitionId(2), 9),),
+        ),
+    ),
     (Commit(group=G, instance=ONE), OffsetsCommitted(strimzi=True)),
     (Commit(group=G, instance=ONE, offsets=(ROW,)), OffsetsCommitted(strimzi=False)),
     (CommittedOffsets(group=G, instance=ONE, partitions=(PLACE,)), (ROW,)),
@@ -101,7 +124,20 @@ EXCHANGES: list[tuple[GroupRequest[Any], object]] = [
     (Seek(group=G, instance=ONE, targets=(SeekTarget(*PLACE, 4),)), None),
     (CommitGroup(group=G, offsets=(ROW,), member_id=ONE, member_epoch=3), None),
     (GroupOffsets(group=G, topics=frozenset({T})), (GroupOffsetRow(*PLACE, 7, "note", 9),)),
+    (
+        GroupOffsets(group=G, with_starts=True),
+        (GroupOffsetRow(*PLACE, None, "", 9, is_committed=False, blocked_offset=3),),
+    ),
     (DescribeGroup(group=G), DESCRIBED),
+    (SkipRecords(group=G, records=(SkippedRecord(T, PartitionId(2), 9),)), None),
+    (
+        RepairGroup(group=G, validate_only=True),
+        GroupRepaired(
+            forgotten=(ForgottenRecord(partition=PartitionId(3), offset=8, key="k", reason="r"),),
+            members=(ONE,),
+            offsets=(ROW,),
+        ),
+    ),
 ]  # fmt: skip
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
+from broker.coordinator.troubles import ShardTroubles
 from broker.server.health import (
     ClusterHealth,
     Damage,
     HealthStatus,
     judge,
     tally_partitions,
+    total_damage,
+    total_troubles,
 )
-from broker.server.metadata_requests import ask_for_damage
+from broker.server.metadata_requests import ask_for_reports
+from broker.server.requests import OwnFacts
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     NO_LEADER,
@@ -21,6 +25,7 @@ from raft_metadata.common.ids import (
     TopicIdPartition,
     TopicName,
 )
+from raft_metadata.common.internal_topics import OFFSETS_TOPIC
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 from raft_metadata.records.records import BrokerState, ResourceType
 from tests.support import registered
@@ -35,9 +40,11 @@ def partition(leader: int, *isr: int, **changes: tuple[BrokerId, ...]) -> Partit
     return replace(said, **changes)  # type: ignore[arg-type] # a test's shorthand
 
 
-def image(*partitions: PartitionRegistration, asked: int | None = None) -> MetadataImage:
+def image(
+    *partitions: PartitionRegistration, asked: int | None = None, name: str = "orders"
+) -> MetadataImage:
     topic = TopicImage(
-        name=TopicName("orders"),
+        name=TopicName(name),
         topic_id=topic_id(1),
         partitions_count=len(partitions) if asked is None else asked,
         partitions=partitions,
@@ -140,14 +147,15 @@ def told(*partitions: int, count: int | None = None) -> Damage:
 async def damage_in(
     found: MetadataImage, said: dict[int, Damage | KafkaError | None]
 ) -> ClusterHealth:
-    async def ask(broker_id: BrokerId) -> Damage | None:
+    async def ask(broker_id: BrokerId) -> OwnFacts:
         answer = said.get(broker_id)
-        if isinstance(answer, KafkaError):
-            raise answer
-        return answer
+        if not isinstance(answer, Damage):
+            raise answer or KafkaError(ErrorCode.BROKER_NOT_AVAILABLE)
+        return OwnFacts(static_configs={}, damage=answer)
 
     state = controller_state(voters=(voter(101), voter(102)))
-    damage = await ask_for_damage(found, ask)
+    reports = await ask_for_reports(found, ask)
+    damage = total_damage(found, [(broker, each.damage) for broker, each in reports])
     return judge(found, tally_partitions(found, 2), state, {101: state, 102: state}, damage)
 
 
@@ -173,3 +181,65 @@ async def test_a_broker_that_does_not_report_damage_is_not_blamed_for_it() -> No
     found, silent = image(WELL), KafkaError(ErrorCode.BROKER_NOT_AVAILABLE)
     said = await damage_in(found, {1: silent, 2: told(0), 3: None})
     assert (said.status, said.counts["damaged_partitions"]) == (HealthStatus.HEALTHY, 0)
+
+
+# groups that stand still
+
+
+def led_by_two(*partitions: int) -> MetadataImage:
+    """The offsets topic, with so many partitions, led by broker 2."""
+    return image(*(partition(2, 1, 2, 3) for _ in partitions), name=OFFSETS_TOPIC)
+
+
+def judged(found: MetadataImage, **reports: tuple[ShardTroubles, ...]) -> ClusterHealth:
+    state = controller_state(voters=(voter(101), voter(102)))
+    troubles = total_troubles(
+        found, [(BrokerId(int(name[1:])), each) for name, each in reports.items()]
+    )
+    tallies = tally_partitions(found, 2)
+    return judge(found, tallies, state, {101: state, 102: state}, troubles=troubles)
+
+
+def test_groups_that_stand_still_degrade_the_cluster_and_name_the_way_out() -> None:
+    found = led_by_two(0, 1)
+    said = judged(
+        found,
+        b2=(
+            ShardTroubles(
+                partition=PartitionId(0),
+                blocked=7,
+                blocked_examples=tuple(f"g{n} at t:0:{n}" for n in range(5)),
+                held=1,
+                held_examples=("h",),
+            ),
+            ShardTroubles(
+                partition=PartitionId(1),
+                blocked=1,
+                blocked_examples=("x at t:1:1",),
+                left_out=3,
+                loading_ms=10_001,
+            ),
+        ),
+    )
+    assert said.status is HealthStatus.DEGRADED
+    assert codes(said) == [
+        "GROUPS_BLOCKED", "GROUPS_HELD", "GROUP_RECORDS_SKIPPED", "GROUP_COORDINATORS_LOADING",
+    ]  # fmt: skip
+    blocked, held, left_out, loading = said.reasons
+    assert (blocked.count, len(blocked.examples)) == (8, 5)
+    assert blocked.message.startswith("8 groups have members that stand at a record")
+    assert "`quorumlog group skip`" in blocked.message
+    assert blocked.message.endswith("g4 at t:0:4, …")
+    assert (held.count, held.examples) == (1, ("h",))
+    assert "`quorumlog group repair GROUP --dry-run`" in held.message
+    assert (left_out.count, left_out.examples) == (3, ("__consumer_offsets:1",))
+    assert (loading.count, loading.examples) == (1, ("__consumer_offsets:1",))
+    assert (said.counts["blocked_groups"], said.counts["held_groups"]) == (8, 1)
+
+
+def test_a_coordinator_that_was_replaced_is_not_counted() -> None:
+    found = led_by_two(0)
+    late = ShardTroubles(partition=PartitionId(0), held=1, held_examples=("h",))
+    gone = ShardTroubles(partition=PartitionId(7), held=1, held_examples=("h",))
+    assert judged(found, b1=(late,), b2=(gone,)).status is HealthStatus.HEALTHY
+    assert judged(image(WELL), b2=(late,)).status is HealthStatus.HEALTHY, "no such topic"

@@ -13,7 +13,6 @@ from broker.record.render import (
     first_records,
     lines_to_array,
     render_v2,
-    skip_lines,
     splice_timestamps,
 )
 from broker.record.values import RecordNotJsonError, bytes_view
@@ -86,12 +85,6 @@ def test_timestamps_are_spliced_where_a_record_has_none() -> None:
         b'{"offset":7,"timestamp":1234,"headers":[],"key":null,"value":null}',
         b"",
     ]
-
-
-def test_rule_r7_the_start_line_is_found_by_offset_where_there_are_holes() -> None:
-    lines = b'{"offset":5,"k":1}\n{"offset":8,"k":1}\n{"offset":9,"k":1}\n'
-    header = piece(b"", b"", b"").header._replace(last_offset_delta=4)
-    assert [skip_lines(lines, header, offset) for offset in range(5, 11)] == [0, 19, 19, 19, 38, 57]
 
 
 @pytest.mark.parametrize("dense", [True, False])

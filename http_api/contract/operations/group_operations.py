@@ -6,7 +6,7 @@ from typing import Final
 
 from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode
-from http_api.contract.operations.declaration import CLUSTER, Body, Operation, no_content
+from http_api.contract.operations.declaration import CLUSTER, Body, Operation, no_content, reply
 from http_api.contract.operations.member_operations import COORDINATOR
 from http_api.contract.operations.parameters import INT32_MAX, OFFSET_MAX
 from http_api.contract.operations.schemas import nullable
@@ -17,10 +17,17 @@ from http_api.contract.operations.shared import (
     LINKS,
     NAME_SCHEMA,
     TOPIC,
+    VALIDATE_ONLY,
     listing,
     resource,
 )
-from http_api.contract.resources import CommittedOffset, GroupInfo, GroupMember, MovedPosition
+from http_api.contract.resources import (
+    CommittedOffset,
+    GroupBlock,
+    GroupInfo,
+    GroupMember,
+    MovedPosition,
+)
 
 _TAG: Final = "Consumer groups"
 _GROUPS: Final = f"/{shapes.GROUPS}"
@@ -44,6 +51,16 @@ _GROUP_EXAMPLE: Final = shapes.group(
         assignor="uniform",
         coordinator=2,
         is_simple=False,
+        blocked=(
+            GroupBlock(
+                topic=TOPIC,
+                partition=0,
+                offset=17,
+                member_id=INSTANCE,
+                message="value deserialization error for format json at offset 17",
+                since="2026-01-31T12:00:00.000Z",
+            ),
+        ),
         moved=(
             MovedPosition(
                 topic=TOPIC,
@@ -65,7 +82,9 @@ _CONSUMER_EXAMPLE: Final = shapes.consumer(
     is_manual=False,
 )
 _ASSIGNMENT: Final = shapes.assignment(LINKS, GROUP, INSTANCE, TOPIC, 0)
-_COMMITTED: Final = CommittedOffset(topic=TOPIC, partition=0, offset=1_000, metadata="", lag=42)
+_COMMITTED: Final = CommittedOffset(
+    topic=TOPIC, partition=0, offset=1_000, metadata="", lag=42, blocked_offset=1_000
+)
 _LAG: Final = shapes.ConsumerLag(
     committed=_COMMITTED, end_offset=1_042, consumer=INSTANCE, client_id="app"
 )
@@ -173,6 +192,86 @@ COMMIT: Final = Operation(
         RestCode.ILLEGAL_STATE,
         *FROM_COORDINATOR,
     ),
+)
+
+
+SKIP_ROW_FIELDS: Final = ("topic_name", "partition_id", "offset")
+SKIPPED_MAX: Final = 1_000
+"""Most records that one request steps over."""
+SKIP: Final = Operation(
+    "POST",
+    CLUSTER + _GROUP + "/offsets:skip",
+    tag=_TAG,
+    summary="Step over records that stop members of a group",
+    description=(
+        "Exactly these records are left out, until a commit passes them. A record that stops no "
+        "member is refused: then nothing is done."
+    ),
+    body=Body(
+        fields={
+            "data": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": SKIPPED_MAX,
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        name: _OFFSET_ROW[name] for name in ("topic_name", "partition_id")
+                    }
+                    | {
+                        "offset": {
+                            "type": "integer",
+                            "format": "int64",
+                            "minimum": 0,
+                            "maximum": OFFSET_MAX,
+                            "description": "The record's own offset.",
+                        }
+                    },
+                    "required": list(SKIP_ROW_FIELDS),
+                    "additionalProperties": False,
+                },
+            }
+        },
+        needed=("data",),
+        example={"data": [{"topic_name": TOPIC, "partition_id": 0, "offset": 17}]},
+    ),
+    replies=(no_content("The group steps over the records."),),
+    errors=(RestCode.GROUP_NOT_FOUND, RestCode.ILLEGAL_STATE, *FROM_COORDINATOR),
+)
+REPAIR: Final = Operation(
+    "POST",
+    CLUSTER + _GROUP + ":repair",
+    tag=_TAG,
+    summary="Let a group go on without records that can't be decoded",
+    description=(
+        "A record of the group that no broker of this version can decode holds it. Its members "
+        "join anew; offsets stay as they are known without those records."
+    ),
+    body=Body(
+        fields={"validate_only": VALIDATE_ONLY},
+        example={"validate_only": True},
+        is_optional=True,
+    ),
+    replies=(
+        reply(
+            shapes.group_repair(
+                LINKS,
+                GROUP,
+                validate_only=True,
+                forgotten=[
+                    {
+                        "partition_id": 3,
+                        "offset": 812,
+                        "key": f'["lease","{GROUP}"]',
+                        "reason": "unknown group record",
+                    }
+                ],
+                members=[INSTANCE],
+                offsets=[{"topic_name": TOPIC, "partition_id": 0, "offset": 1_000, "metadata": ""}],
+            )
+        ),
+    ),
+    errors=(RestCode.GROUP_NOT_FOUND, RestCode.ILLEGAL_STATE, *FROM_COORDINATOR),
 )
 
 

@@ -160,6 +160,7 @@ CREATE: Final = Operation(
             "auto.commit.interval.ms": _TEXT_OR_NUMBER,
             "session.timeout.ms": _TEXT_OR_NUMBER,
             "fetch.min.bytes": _TEXT_OR_NUMBER,
+            "unreadable.records": {"enum": ["stop", "mark", None]},
             "consumer.request.timeout.ms": _TEXT_OR_NUMBER,
             "max.poll.records": _TEXT_OR_NUMBER,
             "isolation.level": {"enum": [*ISOLATION.words, None]},
@@ -238,6 +239,11 @@ RECORDS: Final = Operation(
                 Header(shapes.READ_TOKEN_HEADER, "Token of this answer.", "7-1", is_constant=True),
                 Header(
                     shapes.RESUMED_HEADER, "`commit`: the token was not known any more.", "commit"
+                ),
+                Header(
+                    shapes.BLOCKED_HEADER,
+                    "Records at which the instance stands: its format can't show them.",
+                    "orders-0@17",
                 ),
                 Header(
                     shapes.MOVED_HEADER,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 NULLABLE: Final = frozenset(
     {
+        "blocked_offset",
         "broker_epoch",
         "caught_up_age_ms",
         "contact_age_ms",

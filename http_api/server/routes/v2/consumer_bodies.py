@@ -22,6 +22,7 @@ from broker.coordinator.group_messages import (
     GroupOffset,
     OffsetReset,
     SeekTarget,
+    UnreadableRecords,
 )
 from broker.server.requests import UNKNOWN_EPOCH
 from http_api.contract.errors import RestCode, RestError, excerpt, excerpt_of_value
@@ -170,6 +171,13 @@ def _rack(key: str, value: object) -> str | None:
     return value or None
 
 
+def _unreadable(key: str, value: object) -> UnreadableRecords:
+    known = [one.value for one in UnreadableRecords]
+    if not isinstance(value, str) or value.lower() not in known:
+        raise _bad_setting(key, value, f"one of {', '.join(known)}")
+    return UnreadableRecords(value.lower())
+
+
 def _static_id(key: str, value: object) -> str | None:
     if not isinstance(value, str) or len(value) > STATIC_ID_CHARS_MAX:
         raise _bad_setting(key, value, f"a string of at most {STATIC_ID_CHARS_MAX} characters")
@@ -191,6 +199,7 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "client.rack": ("rack", _rack),
     "group.instance.id": ("static_id", _static_id),
     "partition.assignment.strategy": ("assignors", _assignors),
+    "unreadable.records": ("unreadable_records", _unreadable),
 }
 """Key of the body → (field of `ConsumerSettings`, function that decodes its value)."""
 _NAMES = ("id", "name", "client.id")

@@ -217,6 +217,8 @@ class ConsumerRoutes:
             headers[group_shapes.RESUMED_HEADER] = "commit"
         if found.moved:
             headers[group_shapes.MOVED_HEADER] = group_shapes.moved_header(found.moved)
+        if found.blocked:
+            headers[group_shapes.BLOCKED_HEADER] = group_shapes.blocked_records(found.blocked)
         return reply(found.body, embedded_type(found.format), headers=headers)
 
     async def _give_back(self, poll: Poll, body: bytes) -> None:

@@ -23,7 +23,13 @@ from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.media_types import JSON
 from http_api.contract.operations import group_operations as declared
 from http_api.contract.operations.declaration import fields_of
-from http_api.contract.resources import CommittedOffset, GroupInfo, GroupMember, MovedPosition
+from http_api.contract.resources import (
+    CommittedOffset,
+    GroupBlock,
+    GroupInfo,
+    GroupMember,
+    MovedPosition,
+)
 from http_api.contract.v2 import check_name
 from http_api.server.answers import reply
 from http_api.server.image_lookup import NOT_HOSTED
@@ -38,6 +44,7 @@ from http_api.server.routes.v3.clusters import V3Routes
 from http_api.server.routes.v3.group_members import coordinator_headers
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicName, TopicPartition
+from raft_metadata.image.facts import iso_time
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -93,11 +100,11 @@ class ConsumerGroupRoutes(V3Routes):
 
     async def describe(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer one group; ``coordinator`` names the broker that serves it at the moment."""
-        return _group(self._links, await self._describe(_group_id(group)))
+        return _group(self._links, await self._describe(parse_group_id(group)))
 
     async def consumers(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer the live instances of a group."""
-        found = await self._describe(_group_id(group))
+        found = await self._describe(parse_group_id(group))
         return self._page(
             request,
             "KafkaConsumer",
@@ -148,7 +155,7 @@ class ConsumerGroupRoutes(V3Routes):
 
     async def lags(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer the lag of every partition that the group committed or reads."""
-        group_id = _group_id(group)
+        group_id = parse_group_id(group)
         return self._page(
             request,
             "KafkaConsumerLag",
@@ -162,7 +169,7 @@ class ConsumerGroupRoutes(V3Routes):
         self, request: web.Request, group: str, topic: str, partition: str
     ) -> shapes.JsonObject:
         """Answer the lag of one partition."""
-        group_id, place = _group_id(group), (topic_name(topic), partition_id(partition))
+        group_id, place = parse_group_id(group), (topic_name(topic), partition_id(partition))
         for row in await self._owned_lags(group_id):
             if (row.committed.topic, row.committed.partition) == place:
                 return shapes.lag(self._links, group_id, row)
@@ -170,13 +177,13 @@ class ConsumerGroupRoutes(V3Routes):
 
     async def lag_summary(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer the group's largest lag, and the sum of its lags."""
-        group_id = _group_id(group)
+        group_id = parse_group_id(group)
         rows = await self._owned_lags(group_id)
         return shapes.lag_summary(self._links, group_id, rows)
 
     async def offsets(self, request: web.Request, group: str) -> shapes.JsonObject:
         """Answer all committed offsets of the group; an empty list if there are none."""
-        group_id = _group_id(group)
+        group_id = parse_group_id(group)
         found = await self._apis.group(GroupOffsets(group=group_id))
         return self._page(
             request,
@@ -189,7 +196,7 @@ class ConsumerGroupRoutes(V3Routes):
 
     async def commit(self, request: web.Request, group: str) -> web.Response:
         """Commit offsets without an instance; ``offset`` is the next one to read."""
-        group_id = _group_id(group)
+        group_id = parse_group_id(group)
         limit = min(self._limits.max_body_bytes, MAX_BODY_BYTES)
         fields = await read_json_object(request, limit, _OFFSETS)
         await self._apis.group(commit_of(group_id, fields))
@@ -199,7 +206,7 @@ class ConsumerGroupRoutes(V3Routes):
 
     async def delete(self, request: web.Request, group: str) -> web.Response:
         """Delete a group without live members, with all its offsets."""
-        return await self._remove(DeleteGroup(group=_group_id(group)))
+        return await self._remove(DeleteGroup(group=parse_group_id(group)))
 
     async def delete_offsets(
         self, request: web.Request, group: str, topic: str = "", partition: str = ""
@@ -209,7 +216,7 @@ class ConsumerGroupRoutes(V3Routes):
         if number is not None and number < 0:
             raise RestError(404, RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
         wanted = DeleteOffsets(
-            group=_group_id(group),
+            group=parse_group_id(group),
             topic=topic_name(topic) if topic else None,
             partition=number,
         )
@@ -221,7 +228,7 @@ class ConsumerGroupRoutes(V3Routes):
         except KafkaError as error:
             if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
                 raise
-            raise _no_group(request.group) from None
+            raise no_such_group(request.group) from None
         return reply(b"", JSON, 204)
 
     # requests to the coordinator
@@ -232,12 +239,12 @@ class ConsumerGroupRoutes(V3Routes):
         except KafkaError as error:
             if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
                 raise
-            raise _no_group(group_id) from None
+            raise no_such_group(group_id) from None
 
     async def _member(
         self, group: str, consumer: str
     ) -> tuple[GroupDescription, MemberDescription]:
-        group_id, instance = _group_id(group), check_name("instance_name", consumer)
+        group_id, instance = parse_group_id(group), check_name("instance_name", consumer)
         found = await self._describe(group_id)
         for member in found.members:
             if member.instance == instance:
@@ -253,12 +260,14 @@ class ConsumerGroupRoutes(V3Routes):
         return [_lag(row, owners.get(TopicPartition(row.topic, row.partition))) for row in offsets]
 
 
-def _no_group(group_id: GroupId) -> RestError:
+def no_such_group(group_id: GroupId) -> RestError:
+    """Return the 404 for a group that does not exist."""
     text = f"Consumer group {group_id} cannot be found."
     return RestError(404, RestCode.GROUP_NOT_FOUND, text)
 
 
-def _group_id(raw: str) -> GroupId:
+def parse_group_id(raw: str) -> GroupId:
+    """Return the group that a path names; 400 for an invalid name."""
     return GroupId(check_name("group_name", raw))
 
 
@@ -269,6 +278,17 @@ def _group(links: Links, found: GroupDescription) -> shapes.JsonObject:
         assignor=found.assignor,
         coordinator=found.coordinator,
         is_simple=not any(member.member_epoch >= 0 for member in found.members),
+        blocked=tuple(
+            GroupBlock(
+                topic=one.topic,
+                partition=one.partition,
+                offset=one.offset,
+                member_id=one.instance,
+                message=one.message,
+                since=iso_time(one.since_ms),
+            )
+            for one in found.blocked
+        ),
         moved=tuple(
             MovedPosition(
                 topic=move.topic,
@@ -304,6 +324,7 @@ def _committed(row: GroupOffsetRow) -> CommittedOffset:
         lag=row.lag,
         is_committed=row.is_committed,
         leader_epoch=None if row.leader_epoch == UNKNOWN_EPOCH else row.leader_epoch,
+        blocked_offset=row.blocked_offset,
     )
 
 
