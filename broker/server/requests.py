@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from broker.record.lines import ProduceRecord
     from broker.server.health import Damage
     from broker.server.metadata_requests import MetadataApis
+    from broker.server.poll_messages import PollPage, PollRequest
     from raft_metadata.common.ids import Claim
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
     from raft_metadata.records.commands import A as AdminAnswer
@@ -291,6 +292,15 @@ class BrokerApis(Protocol):
 
         OFFSET_OUT_OF_RANGE names both ends of the log. A position that is not one of this log any
         more is a `LogTruncatedError`, a topic with another id TOPIC_CHANGED.
+        """
+        ...
+
+    async def poll(self, request: PollRequest) -> list[PollPage]:
+        """Read many partitions; wait for the first that has something to tell.
+
+        Returns a page for each row with records, news or an error, in the order of the rows. Errors
+        that pass by themselves are returned only once something else is, or the wait is over.
+        QUEUE_FULL if too many partitions are polled here.
         """
         ...
 
