@@ -257,8 +257,9 @@ class _LocalPoll:
                         await warm(cold)
                         continue
                     found = log.read(row.offset, leg.min_bytes, end)
-                    if sum(len(piece.lines) for piece in found) >= leg.min_bytes:
-                        return True
+                    size = sum(len(piece.lines) for piece in found)
+                    if size >= leg.min_bytes or (found and found[-1].next_offset < end):
+                        return True  # it is cut before the record that would be too much
                 self._unserved.pop(number, None)
             except (KafkaError, OSError) as raised:
                 error = _as_kafka_error(raised)

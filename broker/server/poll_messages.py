@@ -170,9 +170,9 @@ def epochs_between(
     found: list[tuple[int, int]] = []
     at = bisect_right(entries, start, key=lambda entry: entry[1]) - 1
     for epoch, begins in entries[max(at, 0) :]:
-        if begins >= end:
-            break
         first = max(begins, start)
+        if first >= end:
+            break
         if found and found[-1][1] == first:
             found.pop()  # an epoch in which nothing was written
         elif len(found) == EPOCHS_MAX:

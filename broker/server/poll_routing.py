@@ -343,14 +343,11 @@ class _Poll:
         for number, row in sorted(self._waiting.items()):
             self._topics.setdefault(row.place.topic_id, image.topics.get(row.place.topic_id))
             registration = image.partition(*row.place)
-            if registration is None:
-                error = self._routing.refusal(self._request.rows[number])
-                if error is not None or row.place.topic_id not in image.topics:
-                    text = "the topic was deleted"
-                    gone = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
-                    self._pages.append(self._error_page(number, error or gone))
-                    del self._waiting[number]
-                    continue
+            deleted = self._deletion(number)
+            if deleted is not None:
+                self._pages.append(self._error_page(number, deleted))
+                del self._waiting[number]
+                continue
             if registration is None or not registration.has_leader:
                 self._errors[number] = _no_leader()
                 continue
@@ -480,10 +477,17 @@ class _Poll:
             error = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text)
             self._errors |= dict.fromkeys(leg.rows, error)
         return [
-            self._error_page(number, error)
+            self._error_page(number, self._deletion(number) or error)
             for number, error in self._errors.items()
             if number not in told
         ]
+
+    def _deletion(self, number: int) -> KafkaError | None:
+        """Return the error of a row whose topic was deleted during the poll, else None."""
+        if self._topic_ids[number] in self._routing.image.topics:
+            return None
+        error = self._routing.refusal(self._request.rows[number])
+        return error or KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted")
 
     def _error_page(self, number: int, error: KafkaError) -> PollPage:
         return PollPage(number, self._topic_ids[number], error)
