@@ -210,22 +210,27 @@ def decode_answer(answer: Answer, request: Request) -> Answer:
     if not (said.isascii() and said.isdigit()) or int(said) > request.decoded_max:
         msg = f"a zstd answer of {said[:20]!r} bytes, expected {request.decoded_max} at most"
         raise ProtocolError(msg)
-    return replace(answer, body=_decompress_frames(answer.body, int(said)))
+    length = int(said)
+    body = decompress_frames(answer.body, length)
+    if len(body) != length:
+        msg = f"a zstd answer of {length} bytes holds only {len(body)}"
+        raise ProtocolError(msg)
+    return replace(answer, body=body)
 
 
-def _decompress_frames(body: bytes, length: int) -> bytes:
+def decompress_frames(body: bytes, length_max: int) -> bytes:
+    """Return the bytes of consecutive zstd frames; `ProtocolError` over ``length_max`` of them."""
     import zstandard  # imported on first use, because loading it takes a while
 
     reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES_MAX).stream_reader(
         body, read_across_frames=True
     )
     try:
-        found = bytes(reader.read(length + 1))
+        found = bytes(reader.read(length_max + 1))
     except zstandard.ZstdError as error:
         msg = f"a zstd answer that can't be decoded: {error}"
         raise ProtocolError(msg) from error
-    if len(found) != length:
-        more = "more" if len(found) > length else f"only {len(found)}"
-        msg = f"a zstd answer of {length} bytes holds {more}"
+    if len(found) > length_max:
+        msg = f"a zstd answer of {length_max} bytes holds more"
         raise ProtocolError(msg)
     return found
