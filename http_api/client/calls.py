@@ -43,6 +43,8 @@ class ApiError(ClientError):
         self.status = status
         self.code = code
         self.message = message
+        self.diverging_offset: int | None = None
+        """Of 40950: where the log differs from what the reader read; else None."""
         self.path = ""
         """Path of the refused request; empty if the caller does not set it."""
         self.retriable = bool(envelope.get("retriable", status == 503))
@@ -183,7 +185,11 @@ def error_of(answer: Answer) -> ApiError:
         text = answer.body[:200].decode(errors="replace").strip()
         return ApiError(answer.status, answer.status, text or f"HTTP {answer.status}", {})
     code = envelope.get("error_code", answer.status)
-    return ApiError(answer.status, int(code), str(envelope.get("message", "")), envelope)
+    error = ApiError(answer.status, int(code), str(envelope.get("message", "")), envelope)
+    diverging = answer.headers.get("quorumlog-diverging-offset", "")
+    if diverging.isascii() and diverging.isdigit():
+        error.diverging_offset = int(diverging)
+    return error
 
 
 ZSTD_WINDOW_BYTES_MAX = 1 << 23
