@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from broker.config import BrokerLimits
 from broker.server.poll_messages import PollRequest
 from http_api.contract.errors import RestError
-from http_api.server.routes.v3.records_poll import POLL_ROWS_MAX, read_poll
+from http_api.contract.operations.poll_operations import ROWS_MAX
+from http_api.server.routes.v3.records_poll import read_poll
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from tests.support.http_door import V3, Answer, Door
 
@@ -233,7 +234,7 @@ WRONG = [
     (body(row(), rack=""), 400, "'rack' is ''"),
     (body(row(), rack="r" * 256), 400, "'rack' is"),
     (b"[" * 100_000, 400, ""),
-    (body(*map(row, range(POLL_ROWS_MAX + 1))), 413, "10001 rows"),
+    (body(*map(row, range(ROWS_MAX + 1))), 413, "10001 rows"),
     (b" " * ((4 << 20) + 1), 413, "4194304"),
 ]
 
@@ -261,9 +262,9 @@ async def test_a_body_cut_at_any_byte_is_refused(door: Door) -> None:
 
 
 def test_ten_thousand_rows_are_read_quickly() -> None:
-    whole = body(*map(row, range(POLL_ROWS_MAX)))
+    whole = body(*map(row, range(ROWS_MAX)))
     began = time.process_time()
-    assert len(read_poll(whole, LIMITS).rows) == POLL_ROWS_MAX
+    assert len(read_poll(whole, LIMITS).rows) == ROWS_MAX
     assert time.process_time() - began < 0.3
 
 

@@ -21,6 +21,8 @@ from broker.server.poll_messages import PollPage, PollRequest, PollRow, is_final
 from broker.server.requests import UNKNOWN_EPOCH
 from http_api.contract.errors import REST_STATUS, RestCode, RestError
 from http_api.contract.media_types import JSON, NDJSON, PAGES, ZSTD, choose_reply, essence
+from http_api.contract.operations import poll_operations as declared
+from http_api.contract.operations.fetch_operations import RACK_CHARS_MAX
 from http_api.contract.v2 import check_name
 from http_api.server.answers import reply
 from http_api.server.request_parsing import (
@@ -32,7 +34,7 @@ from http_api.server.request_parsing import (
     unsupported_media_type,
     wrong_kind,
 )
-from http_api.server.routes.v2.fetch_records import MAX_RACK_CHARACTERS, TOPIC_ID, leader_url
+from http_api.server.routes.v2.fetch_records import TOPIC_ID, leader_url
 from http_api.server.routes.v3.clusters import V3Routes
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicId, TopicName
@@ -43,13 +45,6 @@ if TYPE_CHECKING:
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
 
-MAX_POLL_BODY_BYTES: Final = 4 << 20
-"""Largest body: 10,000 rows of 400 bytes; a topic's name may have 249."""
-POLL_ROWS_MAX: Final = 10_000
-"""Most partitions of one poll. They are decoded and placed in 30 ms."""
-WAIT_MS_DEFAULT: Final = 1_000
-MAX_BYTES_DEFAULT: Final = 8 << 20
-MAX_PARTITION_BYTES_DEFAULT: Final = 1 << 20
 SEPARATE_WRITE_BYTES: Final = 65_536
 """Answers of this size or more are written piece by piece: joining would copy them."""
 SHAPE: Final = '{"partitions":[{"topic_name","partition_id","offset"}]}'
@@ -68,10 +63,10 @@ class _Row(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 class _Body(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     partitions: list[_Row]
-    wait_ms: int = WAIT_MS_DEFAULT
+    wait_ms: int = declared.WAIT_MS_DEFAULT
     min_bytes: int = 1
-    max_bytes: int = MAX_BYTES_DEFAULT
-    max_partition_bytes: int = MAX_PARTITION_BYTES_DEFAULT
+    max_bytes: int = declared.MAX_BYTES_DEFAULT
+    max_partition_bytes: int = declared.MAX_PARTITION_BYTES_DEFAULT
     news_only: bool = False
     rack: str | None = None
     zstd: bool = False
@@ -88,11 +83,10 @@ class PollRoutes(V3Routes):
 
     def __init__(self, context: ApiContext) -> None:
         super().__init__(context)
-        self._poll_bytes_max = min(context.limits.max_body_bytes, MAX_POLL_BODY_BYTES)
+        self._poll_bytes_max = min(context.limits.max_body_bytes, declared.BODY_BYTES_MAX)
 
     def add_to(self, router: PathRouter) -> None:
-        replies = {NDJSON: NDJSON, PAGES: PAGES}
-        self._add(router, "POST", "/records:poll", self.poll, replies)
+        self._serve(router, declared.POLL, self.poll, {NDJSON: NDJSON, PAGES: PAGES})
 
     async def poll(self, request: web.Request) -> web.StreamResponse:
         """Answer the pages of all partitions with something to tell; wait for the first."""
@@ -146,7 +140,7 @@ def read_poll(body: bytes, limits: BrokerLimits) -> PollRequest:
     """Return the poll that a body describes.
 
     Raises:
-        RestError: 400 a body of another shape, naming what is wrong; 413 more than `POLL_ROWS_MAX`
+        RestError: 400 a body of another shape, naming what is wrong; 413 more than `ROWS_MAX`
             rows; 400/40002 a topic's name.
     """
     try:
@@ -166,8 +160,8 @@ def read_poll(body: bytes, limits: BrokerLimits) -> PollRequest:
         value = getattr(found, name)
         if not low <= value <= high:
             raise wrong_kind(name, value, f"an integer from {low} to {high}")
-    if found.rack is not None and not 0 < len(found.rack) <= MAX_RACK_CHARACTERS:
-        raise wrong_kind("rack", found.rack, f"1 to {MAX_RACK_CHARACTERS} characters")
+    if found.rack is not None and not 0 < len(found.rack) <= RACK_CHARS_MAX:
+        raise wrong_kind("rack", found.rack, f"1 to {RACK_CHARS_MAX} characters")
     return PollRequest(
         rows=_rows(found.partitions),
         max_wait_ms=found.wait_ms,
@@ -184,8 +178,8 @@ def _rows(given: list[_Row]) -> list[PollRow]:
     """Return the rows, checked; the names of one topic share one string."""
     if not given:
         raise wrong_kind("partitions", given, "at least one row")
-    if len(given) > POLL_ROWS_MAX:
-        text = f"{len(given)} rows of partitions, expected at most {POLL_ROWS_MAX}: poll twice"
+    if len(given) > declared.ROWS_MAX:
+        text = f"{len(given)} rows of partitions, expected at most {declared.ROWS_MAX}: poll twice"
         raise RestError(413, RestCode.TOO_LARGE, text)
     names: dict[str, TopicName] = {}
     places: set[tuple[str, int]] = set()
