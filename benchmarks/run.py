@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
-from benchmarks import doors, failover, fetch, growth, idle, produce, spark, tails
+from benchmarks import doors, failover, fetch, growth, idle, polls, produce, spark, tails
 from benchmarks.product import product
 from benchmarks.report import NO_FIGURE, Row, machine, missed, table
 from chaos.cluster import ClusterError
@@ -90,7 +90,7 @@ async def measure(section: str, cluster: Product, options: Options) -> list[Row]
             return await fetch.consumer(cluster, options.seconds)
         case "doors":
             rows = await doors.measure(cluster, options.seconds, options.rounds)
-            return [*rows, *await tails.measure(cluster)]
+            return [*rows, *await tails.measure(cluster), *await polls.run()]
         case "growth":
             return await growth.measure(cluster, options.seconds, options.rounds, options.scale)
         case "failover":
