@@ -47,11 +47,11 @@ class _Polls:
 
     def __init__(self, directory: Path) -> None:
         self.leader = leader = Leader(directory, PARTITIONS, followed=False)
-        clock, nobody = SystemClock(), cast("Any", None)
-        reads = FollowerReads(leader.config, leader.manager, nobody, clock, lambda: True)
+        clock, unused = SystemClock(), cast("Any", None)
+        reads = FollowerReads(leader.config, leader.manager, unused, clock, lambda: True)
         polls = LocalPolls(leader.config, leader.local, reads, leader.manager, clock)
         self._routing = PollRouting(
-            leader.config, polls, reads, cast("Any", _Loader(leader)), nobody, clock, nobody,
+            leader.config, polls, reads, cast("Any", _Loader(leader)), unused, clock, unused,
             bytes,
         )  # fmt: skip
 

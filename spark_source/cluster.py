@@ -18,7 +18,7 @@ from http_api.client import admin, consumer, polling
 from http_api.client.calls import ApiError, ClientError, UnreachableError
 from http_api.client.transport import Client
 from spark_source.errors import DataLossError, NotServedError, OptionError
-from spark_source.offsets import OffsetAndEpoch, TopicEnds
+from spark_source.offsets import NextOffset, TopicEnds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -160,7 +160,7 @@ class Cluster:
         }
         return TopicEnds(topic.topic_id, ends)
 
-    def partition_ends(self, name: str, partition: int) -> tuple[int, OffsetAndEpoch]:
+    def partition_ends(self, name: str, partition: int) -> tuple[int, NextOffset]:
         """Return the earliest offset of a partition, and the next one with its epoch.
 
         Raises:
@@ -172,7 +172,7 @@ class Cluster:
         except ApiError as error:
             msg = f"topic {name} went away while it was asked for its offsets: {error}"
             raise UnknownTopicError(msg) from error
-        return page.log_start_offset, OffsetAndEpoch(page.next_offset, page.next_leader_epoch)
+        return page.log_start_offset, NextOffset(page.next_offset, page.next_leader_epoch)
 
     def news(self, positions: Sequence[PollPosition], wait_ms: int) -> list[Polled]:
         """Return what changed at these positions; wait for the first change."""

@@ -1,7 +1,7 @@
 """Latest offsets of a running stream: found, and waited for, with one request.
 
 A `stream_reader.Driver` calls `LatestOffsets.news` for each trigger. It polls all partitions of all
-topics at once (``records:poll`` with ``news_only``): the answer says where each partition ends now,
+topics at once (``records:poll`` with ``news_only``): the answer has the end of each partition,
 and where nothing is new it waits at the brokers. Partitions that were added and topics that were
 created anew are looked for every ``metadataRefreshMs``. A log that is not the one that was read is
 an error, unless ``failOnDataLoss=false``; then the stream goes on where that log differs.
@@ -26,7 +26,7 @@ from spark_source.cluster import (
     is_truncation,
 )
 from spark_source.errors import DataLossError, NotServedError
-from spark_source.offsets import FIRST, OffsetAndEpoch, TopicOffsets
+from spark_source.offsets import FIRST, NextOffset, TopicOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,13 +45,13 @@ UNSETTLED_PAUSE_S = 0.5
 
 @dataclass(slots=True)
 class News:
-    """What a poll found behind a position."""
+    """Result of a poll behind a position."""
 
-    ends: dict[Place, OffsetAndEpoch] = field(default_factory=dict)
+    ends: dict[Place, NextOffset] = field(default_factory=dict)
     """New end of each partition that has one."""
-    moved: dict[Place, OffsetAndEpoch] = field(default_factory=dict)
-    """Where to go on with partitions whose log is not the one that was read; perhaps lower than
-    the position."""
+    moved: dict[Place, NextOffset] = field(default_factory=dict)
+    """Offset to go on at, of partitions whose log is not the one that was read; perhaps lower
+    than the position."""
     epochs: dict[Place, Epochs] = field(default_factory=dict)
     topics_changed: bool = False
     """A topic or partition is not what the last look at the topics found."""
@@ -82,7 +82,7 @@ class LatestOffsets:
         self._now_s = now_s
         self._sleep = sleep
         self._looked_s = -float("inf")
-        """When the topics were last looked up."""
+        """Time of the last look-up of the topics."""
         self.topics: dict[str, Topic] = {}
         """The topics that exist, as they were then."""
 
@@ -171,7 +171,7 @@ class LatestOffsets:
     ) -> None:
         place = (page.topic, page.partition)
         if isinstance(page, PolledPage):
-            found.ends[place] = OffsetAndEpoch(page.next_offset, page.next_leader_epoch)
+            found.ends[place] = NextOffset(page.next_offset, page.next_leader_epoch)
             found.epochs[place] = page.epochs
         elif page.error_code == LOG_TRUNCATED_CODE:
             found.moved[place] = self._replaced(page)
@@ -183,13 +183,13 @@ class LatestOffsets:
             msg = f"{_named(page)} can't be read from offset {page.offset}: {page.message}"
             raise NotServedError(msg)
 
-    def _replaced(self, page: PollRefusal) -> OffsetAndEpoch:
+    def _replaced(self, page: PollRefusal) -> NextOffset:
         """Return where to go on in a log that is not the one that was read up to the position."""
         diverging = page.offset if page.diverging_offset is None else page.diverging_offset
         epoch = None if page.diverging_epoch in {None, -1} else page.diverging_epoch
-        resume = OffsetAndEpoch(page.offset, epoch)
+        resume = NextOffset(page.offset, epoch)
         if is_truncation(page.message):
-            resume = OffsetAndEpoch(min(diverging, page.offset), epoch)
+            resume = NextOffset(min(diverging, page.offset), epoch)
         what = (
             f"{_named(page)}: offsets {diverging} to {page.offset - 1}, which the query has read, "
             f"are not in the log any more: {page.message}"

@@ -3,7 +3,7 @@
 The JSON that Spark keeps in its checkpoint is ``{"v":2,"topics":{"orders":{"id":"<topic
 id>","p":{"0":[123,4],"1":[0]}}}}``: the next offset and its epoch, the leader epoch of the record
 right before it, left out where it is not known. Spark compares offsets by their text, so it is
-always built in sorted order. Id and epoch tell another log from the one that was read: a topic that
+always built in sorted order. By id and epoch another log is recognised: a topic that
 was deleted and created anew, or a log that was cut after an unclean election, has the same name and
 other records (Kafka's source cannot detect that).
 """
@@ -24,7 +24,7 @@ EPOCHS_MAX = 16
 """Most epochs that a poll names between two offsets (interfaces.md, section 4)."""
 
 
-class OffsetAndEpoch(NamedTuple):
+class NextOffset(NamedTuple):
     """The next offset to read, and what is known of the record before it."""
 
     offset: int
@@ -37,7 +37,7 @@ class TopicOffsets:
     """The next offset to read of each partition, of the topic with this id."""
 
     topic_id: str
-    partitions: Mapping[int, OffsetAndEpoch]
+    partitions: Mapping[int, NextOffset]
 
 
 Position = Mapping[str, TopicOffsets]
@@ -46,8 +46,8 @@ Place = tuple[str, int]
 """(topic, partition)."""
 Epochs = Sequence[tuple[int, int]]
 """(epoch, first offset) of consecutive offsets of a partition, in order."""
-FIRST = OffsetAndEpoch(0)
-"""Where a partition begins that was not read before."""
+FIRST = NextOffset(0)
+"""Start of a partition that was not read before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TopicEnds:
     """Ends of a topic: partition → (earliest offset, next offset to be written)."""
 
     topic_id: str
-    partitions: Mapping[int, tuple[int, OffsetAndEpoch]]
+    partitions: Mapping[int, tuple[int, NextOffset]]
 
     @property
     def latest(self) -> TopicOffsets:
@@ -96,7 +96,7 @@ def to_json(position: Position) -> dict[str, Any]:
     }
 
 
-def _written(at: OffsetAndEpoch) -> list[int]:
+def _written(at: NextOffset) -> list[int]:
     return [at.offset] if at.epoch is None else [at.offset, at.epoch]
 
 
@@ -125,11 +125,11 @@ def from_json(found: Mapping[str, Any]) -> Position:
     raise SparkSourceError(msg)
 
 
-def _read(at: Sequence[int]) -> OffsetAndEpoch:
+def _read(at: Sequence[int]) -> NextOffset:
     offset, *epoch = at
     if len(epoch) > 1:
         raise ValueError(at)
-    return OffsetAndEpoch(int(offset), *map(int, epoch))
+    return NextOffset(int(offset), *map(int, epoch))
 
 
 def _without_epochs(found: Mapping[str, Any]) -> SparkSourceError:
@@ -138,8 +138,9 @@ def _without_epochs(found: Mapping[str, Any]) -> SparkSourceError:
         for topic, offsets in found["topics"].items()
     }
     return SparkSourceError(
-        f"the checkpoint holds offsets of version {FIRST_VERSION}, which do not tell one log from "
-        f"another: begin a new checkpoint with startingOffsets={json.dumps(named)}"
+        f"the checkpoint holds offsets of version {FIRST_VERSION}, without epochs, by which a log "
+        "that was cut is recognised: begin a new checkpoint with "
+        f"startingOffsets={json.dumps(named)}"
     )
 
 
@@ -174,22 +175,22 @@ def _resolve_one(
     place: tuple[str, int],
     asked: int,
     low: int,
-    high: OffsetAndEpoch,
+    high: NextOffset,
     fail: bool,  # noqa: FBT001 the option failOnDataLoss
-) -> OffsetAndEpoch:
+) -> NextOffset:
     if asked == EARLIEST:
-        return OffsetAndEpoch(low)
+        return NextOffset(low)
     if asked == LATEST:
         return high
     if low <= asked < high.offset:
-        return OffsetAndEpoch(asked)
+        return NextOffset(asked)
     if asked != high.offset and fail:
         msg = (
             f"offset {asked} of partition {place[1]} of topic {place[0]} is not there: it holds "
             f"{low} to {high.offset}; failOnDataLoss=false takes the nearest"
         )
         raise DataLossError(msg)
-    return OffsetAndEpoch(low) if asked < low else high
+    return NextOffset(low) if asked < low else high
 
 
 def advance(start: Position, latest: Position, *, fail_on_data_loss: bool) -> Position:
@@ -297,12 +298,12 @@ def limit(
             del limited[one.topic][one.partition]
             continue
         else:
-            at = OffsetAndEpoch(one.start, one.start_epoch)
+            at = NextOffset(one.start, one.start_epoch)
         limited[one.topic][one.partition] = at
     return {topic: TopicOffsets(end[topic].topic_id, limited[topic]) for topic in end}
 
 
-def cut(end: OffsetAndEpoch, wanted: int, epochs: Epochs) -> OffsetAndEpoch:
+def cut(end: NextOffset, wanted: int, epochs: Epochs) -> NextOffset:
     """Return an offset before ``end`` with its epoch: ``wanted``, or less where that is not known.
 
     ``epochs``: (epoch, first offset) up to ``end``, the first `EPOCHS_MAX`. Where there may be more
@@ -313,7 +314,7 @@ def cut(end: OffsetAndEpoch, wanted: int, epochs: Epochs) -> OffsetAndEpoch:
     if len(epochs) == EPOCHS_MAX and epochs[-1][0] != end.epoch:
         wanted = min(wanted, epochs[-1][1])
     before = [epoch for epoch, first in epochs if first < wanted]
-    return OffsetAndEpoch(wanted, before[-1] if before else None)
+    return NextOffset(wanted, before[-1] if before else None)
 
 
 # ---- tasks

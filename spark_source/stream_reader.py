@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from spark_source.offsets import OffsetAndEpoch, Place, Position, TopicEnds
+    from spark_source.offsets import NextOffset, Place, Position, TopicEnds
     from spark_source.options import SourceOptions
 
 
@@ -109,7 +109,7 @@ class Driver:
         self._options = options
         self._latest = LatestOffsets(self.cluster, options)
         self._target: Position | None = None
-        """Where the stream ends; None: it goes on."""
+        """End of the stream; None: it has none."""
         self.seen: Position | None = None
         """Latest offsets as last seen; None before the first request."""
 
@@ -146,7 +146,7 @@ class Driver:
         return end if max_rows is None else offsets.limit(begin, end, max_rows, news.epochs)
 
     def _up_to_target(
-        self, begin: Position, end: Position, moved: Mapping[Place, OffsetAndEpoch]
+        self, begin: Position, end: Position, moved: Mapping[Place, NextOffset]
     ) -> Position:
         """Return the target, but for partitions that go on elsewhere in another log."""
         assert self._target is not None

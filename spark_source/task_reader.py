@@ -218,8 +218,8 @@ class RangeReader:
     def _check_end(self, page: consumer.StoredPage) -> None:
         """Check that the range ends where it was planned: in the log that was planned.
 
-        The epoch that came with the last record tells, except where compaction removed the record
-        before the end; then the broker is asked, which looks for the record.
+        The epoch of the last record shows it, except where compaction removed the record before the
+        end; then the broker is asked, which looks for the record.
         """
         end, planned = self._range.end, self._range.end_epoch
         if planned is None or self._is_replaced:

@@ -43,6 +43,8 @@ from broker.server.requests import (
     OffsetsResult,
     OwnFacts,
     PartitionProgress,
+    PollPage,
+    PollRequest,
     ProduceRequest,
     RecordResult,
 )
@@ -76,7 +78,6 @@ if TYPE_CHECKING:
     from broker.server.lifecycle import Lifecycle
     from broker.server.local_polls import LocalPolls
     from broker.server.metadata_loader import MetadataLoader
-    from broker.server.poll_messages import PollPage, PollRequest
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.record_placement import Partitioner
     from raft_metadata.image.metadata_image import (

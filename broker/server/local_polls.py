@@ -2,7 +2,7 @@
 
 `PollRouting` and `PeerRequests` call `LocalPolls`. A poll waits with one `PollWatch`, which stands
 at each of its replicas; no partition has a task or a timer of its own. A replica that moved is
-looked at again; the first that has enough to tell ends the wait, and all rows are then read, in
+looked at again; the first that has a page ends the wait, and all rows are then read, in
 order.
 """
 
@@ -18,11 +18,10 @@ from broker.server import fetch
 from broker.server.local_partitions import ServingReplica, read_now
 from broker.server.poll_messages import (
     LegPages,
-    PollPage,
     epochs_between,
     is_final,
 )
-from broker.server.requests import UNKNOWN_EPOCH, FetchResult
+from broker.server.requests import UNKNOWN_EPOCH, FetchResult, PollPage
 from raft_metadata.common.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ class LocalPolls:
             self._rows -= rows
 
     async def serve(self, leg: PollLeg, watch: PollWatch) -> LegPages:
-        """Return once a row has something to tell, ``watch`` is ended, or the wait is over."""
+        """Return once a row has a page, ``watch`` is ended, or the wait is over."""
         return await _LocalPoll(self, leg, watch).run()
 
     async def serve_peer(self, leg: PollLeg, poll_id: PollId) -> LegPages:
@@ -199,9 +198,9 @@ class _LocalPoll:
         deadline_ms = self._polls.monotonic_ms() + self._leg.max_wait_ms
         try:
             while True:
-                is_told = await self._find_news()
+                has_page = await self._find_news()
                 left_ms = deadline_ms - self._polls.monotonic_ms()
-                if is_told or self._watch.is_ended or left_ms <= 0:
+                if has_page or self._watch.is_ended or left_ms <= 0:
                     answer = await self._collect()
                     if answer.pages or self._watch.is_ended or left_ms <= 0:
                         return answer
@@ -229,7 +228,7 @@ class _LocalPoll:
         self._to_look_at |= dict.fromkeys(self._unserved)
 
     async def _find_news(self) -> bool:
-        """Look at rows until one ends the wait; watch those that have nothing to tell."""
+        """Look at rows until one ends the wait; watch those that have no page."""
         for count, row in enumerate(list(self._to_look_at), 1):
             if await self._has_news(row):
                 return True
@@ -276,7 +275,7 @@ class _LocalPoll:
             self._watched[replica] = row.row
 
     async def _collect(self) -> LegPages:
-        """Return what all rows have to tell now, in their order, as far as the room goes."""
+        """Return the pages of all rows as they are now, in order, as far as the room goes."""
         pages: list[PollPage] = []
         room = self._leg.max_bytes
         count = turn_bytes = 0
@@ -304,7 +303,7 @@ class _LocalPoll:
         return LegPages(pages=pages, unserved=dict(self._unserved))
 
     async def _page_of(self, number: int, room: int) -> PollPage | None:
-        """Return the page of a row; None if it has nothing to tell, or no room is left.
+        """Return the page of a row; None if nothing is new, or no room is left.
 
         Raises:
             KafkaError: why the row can't be read.

@@ -20,78 +20,18 @@ from broker.server.peer_codec import (
     truncated_fields,
     truncated_in,
 )
-from broker.server.requests import UNKNOWN_EPOCH, FetchResult
+from broker.server.requests import EPOCHS_MAX, PollPage
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition, TopicName
+from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-EPOCHS_MAX: Final = 16
-"""Most epochs that a page without records names; more have to be asked for from the last one on."""
-BATCH_OVERHEAD_BYTES: Final = 160
-"""Bytes that a batch takes beside its lines in an answer, at most: the line about it, or the
-headers between brokers."""
 FORWARDED_PAGE_BYTES: Final = 8 << 20
 """Most bytes of lines that a page brings from another broker, besides a single longer record. With
 one record a batch they are three times as much in a frame of at most 72 MiB."""
 FORWARDED_BYTES: Final = 40 << 20
 """Room for the pages of a leg that another broker serves, as they are sent."""
-
-
-class PollRow(NamedTuple):
-    """A partition to read, and the position from which on."""
-
-    topic: TopicName
-    partition: PartitionId
-    offset: int
-    leader_epoch: int = UNKNOWN_EPOCH
-    """See `FetchRequest.leader_epoch`."""
-    topic_id: TopicId | None = None
-    """See `FetchRequest.topic_id`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PollRequest:
-    """A read of many partitions, none of them named twice."""
-
-    rows: Sequence[PollRow]
-    max_wait_ms: int = 1_000
-    min_bytes: int = 1
-    """Bytes of lines that one partition must have to end the wait; no effect with `news_only`."""
-    max_bytes: int = 8 << 20
-    """Room for the records of all pages; the first page holds at least one record whatever it is.
-    """
-    max_partition_bytes: int = 1 << 20
-    news_only: bool = False
-    """No records: each page tells where its partition ends now, and the epochs up to there."""
-    rack: str | None = None
-    """See `FetchRequest.rack`."""
-    packed: bool = False
-    """See `FetchResult.packed`."""
-
-
-@dataclass(frozen=True, slots=True)
-class PollPage:
-    """What one row's partition has to tell."""
-
-    row: int
-    """Index of the row in the request."""
-    topic_id: TopicId | None
-    """The topic that was read, or that has the name now; None: there is none."""
-    found: FetchResult | KafkaError
-    epochs: Sequence[tuple[int, int]] = ()
-    """With `news_only`: (epoch, first offset) of what lies before ``found.next_offset``, at most
-    `EPOCHS_MAX`, the first ones."""
-
-    @property
-    def size(self) -> int:
-        """Bytes that the records take in an answer, about; 0 without records."""
-        if isinstance(self.found, KafkaError):
-            return 0
-        pieces = self.found.packed or self.found.slices
-        sizes = (len(piece[1]) for piece in pieces)  # lines or frame
-        return sum(sizes) + BATCH_OVERHEAD_BYTES * len(pieces)
 
 
 class PlacedRow(NamedTuple):
@@ -125,7 +65,7 @@ class LegPages:
 
     pages: Sequence[PollPage]
     unserved: Mapping[int, KafkaError] = field(default_factory=dict)
-    """Row → why it could not be served so far: temporary, so it is nothing to tell yet."""
+    """Row → temporary error because of which it could not be served so far."""
 
 
 class PollId(NamedTuple):
@@ -264,9 +204,9 @@ def decode_leg_pages(body: bytes, rows: Mapping[int, PlacedRow]) -> LegPages:
         pages.append(PollPage(row, topic_id, found, tuple(map(tuple, epochs))))
         at += length
     unserved: dict[int, KafkaError] = {}
-    for row, told, fields in head["errors"]:
+    for row, is_final_error, fields in head["errors"]:
         error = _error_in(fields)
-        if told:
+        if is_final_error:
             pages.append(PollPage(row, rows[row].place.topic_id, error))
         else:
             unserved[row] = error

@@ -2,7 +2,7 @@
 
 `RoutedBrokerApis` calls `PollRouting` for every ``records:poll``. A poll becomes one leg for each
 broker that serves some of its rows: this one (`local_polls`), or another, which is asked once and
-waits there. The first leg with something to tell ends the others. Rows without a leader, or whose
+waits there. The first leg with a page ends the others. Rows without a leader, or whose
 leader does not answer, are tried again until then, and only then reported.
 """
 
@@ -24,13 +24,13 @@ from broker.server.poll_messages import (
     PlacedRow,
     PollId,
     PollLeg,
-    PollPage,
     decode_leg_pages,
     encode_end_poll,
     encode_leg,
     is_final,
     pages_in_room,
 )
+from broker.server.requests import PollPage
 from broker.server.router import DEPOSED_GRACE_MS, REROUTE_PAUSE_MS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import TopicIdPartition
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from broker.server.fetch import FollowerReads
     from broker.server.local_polls import LocalPolls
     from broker.server.metadata_loader import MetadataLoader
-    from broker.server.poll_messages import PollRequest, PollRow
+    from broker.server.requests import PollRequest, PollRow
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import BrokerId, TopicId
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 GATHER_MS: Final = 300
-"""Time for the other brokers to answer once one has something to tell: a broker that hangs delays
+"""Time for the other brokers to answer once one has a page: a broker that hangs delays
 the answer by no more than this, and its rows are reported as not served."""
 RETRY_MS_MAX: Final = 1_000
 """Longest pause before rows that could not be served are tried again. It begins with
@@ -60,8 +60,8 @@ END_TIMEOUT_MS: Final = 1_000
 class PollRouting:
     """Polls that clients sent to this broker.
 
-    Owned by `RoutedBrokerApis`, on its loop. It knows the polls under way, to tell them of new
-    images.
+    Owned by `RoutedBrokerApis`, on its loop. It holds the polls under way, which look at their
+    leaders again for each new image.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PollRouting:
         self._under_way: set[_Poll] = set()
 
     async def poll(self, request: PollRequest) -> list[PollPage]:
-        """Return the pages of all rows with something to tell, in the order of the rows."""
+        """Return the pages of all rows that have one, in the order of the rows."""
         with self.polls.holding(len(request.rows)):
             deadline_ms = self.clock.monotonic_ms() + min(
                 request.max_wait_ms, self._limits.max_fetch_wait_ms
@@ -108,7 +108,7 @@ class PollRouting:
         return self._loader.image
 
     def image_changed(self) -> None:
-        """Tell the polls under way of a new image: leaders may have moved."""
+        """Have the polls under way look at their leaders again."""
         for poll in self._under_way:
             poll.image_changed()
 
@@ -190,7 +190,7 @@ class _Leg:
 
 @dataclass(slots=True)
 class _Pause:
-    """When the rows that could not be served are tried again."""
+    """Pause before the rows that could not be served are tried again."""
 
     at_ms: int = 0
     next_ms: int = REROUTE_PAUSE_MS
@@ -199,7 +199,7 @@ class _Pause:
 class _Poll:
     """One poll of a client. Owned by the task that awaits `run`.
 
-    Each row that is not told yet is in one leg, or in ``_waiting`` until it can be put in one, or
+    Each row without a page is in one leg, or in ``_waiting`` until it can be put in one, or
     has an answer without news.
     """
 
@@ -216,7 +216,7 @@ class _Poll:
         self._leader_only: set[int] = set()
         """Rows that a follower could not serve."""
         self._refused: set[int] = set()
-        """Those of `_leader_only` whose leaders were not asked yet."""
+        """Rows of `_leader_only` that no leader was asked for yet."""
         self._pause = _Pause()
         self._topics: dict[TopicId, TopicImage | None] = {}
         """The topics as they were when legs were last made or checked."""
@@ -281,11 +281,11 @@ class _Poll:
                 continue
             assert leg.answer is not None
             self._pages += leg.answer.pages
-            told = {page.row for page in leg.answer.pages}
+            answered = {page.row for page in leg.answer.pages}
             if leg.from_follower:
                 self._ask_leaders_of(leg.answer.unserved)
             for number, row in leg.rows.items():
-                if number in told:
+                if number in answered:
                     continue
                 self._waiting[number] = row
                 self._errors.pop(number, None)
@@ -441,9 +441,9 @@ class _Poll:
         self._routing.peers.post(leg.broker_id, broker.peer, [end])
 
     async def _gather(self, tasks: asyncio.TaskGroup) -> None:
-        """Take what the legs have to tell now.
+        """Have the legs answer now, and take their pages.
 
-        Where nothing was told in time, the legs end by themselves, and their answers are awaited.
+        Where no page came in time, the legs end by themselves, and their answers are awaited.
         """
         grace_ms = GATHER_MS if self._pages else ANSWER_GRACE_MS
         until_ms = self._routing.clock.monotonic_ms() + grace_ms
@@ -471,7 +471,7 @@ class _Poll:
 
     def _reports(self) -> Iterable[PollPage]:
         """Return the pages of rows that could not be served until the end."""
-        told = {page.row for page in self._pages}
+        answered = {page.row for page in self._pages}
         for leg in self._legs:
             text = f"broker {leg.broker_id}, which serves the partition, did not answer in time"
             error = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text)
@@ -479,7 +479,7 @@ class _Poll:
         return [
             self._error_page(number, self._deletion(number) or error)
             for number, error in self._errors.items()
-            if number not in told
+            if number not in answered
         ]
 
     def _deletion(self, number: int) -> KafkaError | None:
@@ -502,4 +502,4 @@ def _unknown(row: PollRow) -> KafkaError:
 
 
 def _ignore(_: bytes, __: KafkaError | None) -> None:
-    """Take the answer to END_POLL, which says nothing."""
+    """Take the answer to END_POLL, which is empty."""

@@ -1,4 +1,4 @@
-"""The call that reads many partitions at once and waits for the first that has something to tell.
+"""The call that reads many partitions at once and waits for the first that has a page.
 
 `poll` returns it as a `Call`; nothing here does I/O and nothing remembers a position. The answer
 holds a `PolledPage` for each partition with records or news, and a `PollRefusal` for each that
@@ -73,7 +73,7 @@ class PolledPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollRefusal:
-    """Why a partition could not be read from its position."""
+    """Refusal to read a partition from its position."""
 
     topic: str
     partition: int

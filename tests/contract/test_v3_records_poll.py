@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.config import BrokerLimits
-from broker.server.poll_messages import PollRequest
+from broker.server.requests import PollRequest
 from http_api.contract.errors import RestError
 from http_api.contract.operations.poll_operations import ROWS_MAX
 from http_api.server.routes.v3.records_poll import read_poll

@@ -13,7 +13,7 @@ import pytest
 
 from http_api.client.calls import Call
 from spark_source.cluster import Cluster
-from spark_source.offsets import OffsetAndEpoch
+from spark_source.offsets import NextOffset
 from spark_source.options import source_options
 from spark_source.stream_reader import Driver
 from tests.support.spark_log import Log
@@ -107,7 +107,7 @@ def test_an_idle_query_sends_at_most_two_requests_a_second_for_all_its_partition
         at = time.monotonic()
         log.post("idle-a", {"partition": 49, "value": 1})
         end = planner.latest(begin)
-        assert end["idle-a"].partitions[49] == OffsetAndEpoch(1, 0)
+        assert end["idle-a"].partitions[49] == NextOffset(1, 0)
         assert time.monotonic() - at < 1
 
 
@@ -117,8 +117,8 @@ def test_a_limit_cuts_with_the_epoch_that_the_log_has(log: Log) -> None:
     for is_ended in (False, True):
         with driver(log, "limited", startingOffsets="earliest") as planner:
             begin = planner.initial()
-            assert begin["limited"].partitions == {0: OffsetAndEpoch(0)}
+            assert begin["limited"].partitions == {0: NextOffset(0)}
             if is_ended:
                 planner.set_target()
-            assert planner.latest(begin, 4)["limited"].partitions == {0: OffsetAndEpoch(4, 0)}
-            assert planner.latest(begin)["limited"].partitions == {0: OffsetAndEpoch(10, 0)}
+            assert planner.latest(begin, 4)["limited"].partitions == {0: NextOffset(4, 0)}
+            assert planner.latest(begin)["limited"].partitions == {0: NextOffset(10, 0)}

@@ -18,14 +18,8 @@ from broker.record.render import skip_lines, splice_timestamps
 from broker.server.health import ClusterHealth, Damage, judge, tally_partitions
 from broker.server.local_partitions import check_seen
 from broker.server.metadata_requests import MetadataLogPage, QuorumView
+from broker.server.poll_messages import epochs_between, pages_in_room
 from broker.server.produce import KeylessPlacement
-from broker.server.poll_messages import (
-    PollPage,
-    PollRequest,
-    PollRow,
-    epochs_between,
-    pages_in_room,
-)
 from broker.server.requests import (
     ACKS_ALL,
     ACKS_NONE,
@@ -36,6 +30,9 @@ from broker.server.requests import (
     OffsetsResult,
     OwnFacts,
     PartitionProgress,
+    PollPage,
+    PollRequest,
+    PollRow,
     ProduceRequest,
     RecordResult,
 )

@@ -19,9 +19,8 @@ from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.local_polls import LocalPolls
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.peer_requests import PeerRequests
-from broker.server.poll_messages import PollRequest, PollRow
 from broker.server.poll_routing import PollRouting
-from broker.server.requests import ACKS_LEADER, UNKNOWN_EPOCH
+from broker.server.requests import ACKS_LEADER, UNKNOWN_EPOCH, PollRequest, PollRow
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.faults import ProcessFaultHandler

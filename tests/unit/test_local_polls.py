@@ -14,8 +14,7 @@ from broker.config import BrokerLimits
 from broker.log.partition_log import PartitionLog
 from broker.log.read_positions import LogTruncatedError
 from broker.record.batch import BatchSlice
-from broker.server.poll_messages import PollPage
-from broker.server.requests import FetchResult
+from broker.server.requests import FetchResult, PollPage
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from tests.support.polled_brokers import NO_LEADER, PolledBroker, image, poll_of, polled_brokers

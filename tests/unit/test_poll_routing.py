@@ -16,12 +16,10 @@ from broker.log.read_positions import Divergence, DivergenceCause, LogTruncatedE
 from broker.record.batch import BatchSlice
 from broker.server.peer_codec import PeerRequestKind, split_body
 from broker.server.poll_messages import (
-    EPOCHS_MAX,
     LegPages,
     PlacedRow,
     PollId,
     PollLeg,
-    PollPage,
     decode_leg_pages,
     encode_end_poll,
     encode_leg,
@@ -30,7 +28,7 @@ from broker.server.poll_messages import (
     leg_in,
     pages_in_room,
 )
-from broker.server.requests import FetchResult
+from broker.server.requests import EPOCHS_MAX, FetchResult, PollPage
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, LeaderEpoch, PartitionId, TopicId, TopicIdPartition
 from tests.support.polled_brokers import (

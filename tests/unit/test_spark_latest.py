@@ -14,10 +14,10 @@ from spark_source import offsets
 from spark_source.cluster import Topic, UnknownTopicError
 from spark_source.errors import DataLossError, NotServedError
 from spark_source.latest import LatestOffsets, News
-from spark_source.offsets import OffsetAndEpoch, Position, TopicOffsets
+from spark_source.offsets import NextOffset, Position, TopicOffsets
 from spark_source.options import source_options
 
-BEGIN = {"t": TopicOffsets("id", {0: OffsetAndEpoch(100, 3), 1: OffsetAndEpoch(5, 1)})}
+BEGIN = {"t": TopicOffsets("id", {0: NextOffset(100, 3), 1: NextOffset(5, 1)})}
 
 
 @dataclass
@@ -26,7 +26,7 @@ class SaidCluster:
 
     answers: list[list[Polled]]
     there: dict[str, Topic] = field(default_factory=lambda: {"t": Topic("id", 2)})
-    ends: tuple[int, OffsetAndEpoch] = (0, OffsetAndEpoch(9, 2))
+    ends: tuple[int, NextOffset] = (0, NextOffset(9, 2))
     polls: list[tuple[list[PollPosition], int]] = field(default_factory=list)
     looks: int = 0
     urls: tuple[str, ...] = ("http://a:1",)
@@ -35,7 +35,7 @@ class SaidCluster:
         self.looks += 1
         return {name: self.there[name] for name in names if name in self.there}
 
-    def partition_ends(self, name: str, partition: int) -> tuple[int, OffsetAndEpoch]:
+    def partition_ends(self, name: str, partition: int) -> tuple[int, NextOffset]:
         return self.ends
 
     def news(self, positions: list[PollPosition], wait_ms: int) -> list[Polled]:
@@ -99,7 +99,7 @@ def test_one_poll_of_all_partitions_waits_and_tells_the_ends() -> None:
     ]  # fmt: skip
     assert news.epochs == {("t", 0): ((3, 100), (4, 120))}
     end = stream.end()
-    assert end["t"].partitions == {0: OffsetAndEpoch(140, 3), 1: OffsetAndEpoch(5, 1)}
+    assert end["t"].partitions == {0: NextOffset(140, 3), 1: NextOffset(5, 1)}
 
 
 def test_nothing_new_leaves_the_offset_as_it_is() -> None:
@@ -123,7 +123,7 @@ def test_partitions_that_were_added_are_polled_from_their_first_record() -> None
     stream = Stream(cluster)
     assert stream.end() == BEGIN, "nothing is in them: no batch without records"
     cluster.answers = [[page(3, 0, 2)]]
-    assert stream.end()["t"].partitions[3] == OffsetAndEpoch(2, 3)
+    assert stream.end()["t"].partitions[3] == NextOffset(2, 3)
     positions, _ = cluster.polls[-1]
     assert [(p.partition, p.offset, p.leader_epoch) for p in positions[2:]] == [
         (2, 0, None), (3, 0, None),
@@ -144,7 +144,7 @@ def test_a_truncated_log_is_read_on_from_where_it_was_cut_if_that_is_wanted() ->
     cluster = SaidCluster([[TRUNCATED, page(1, 5, 6)], [page(0, 80, 120, 5, epochs=((5, 80),))]])
     stream = Stream(cluster, fail=False)
     moved = stream.end()
-    assert moved["t"].partitions == {0: OffsetAndEpoch(80, 2), 1: OffsetAndEpoch(6, 3)}
+    assert moved["t"].partitions == {0: NextOffset(80, 2), 1: NextOffset(6, 3)}
     assert [r.partition for r in offsets.ranges(BEGIN, moved, fail_on_data_loss=False)] == [1]
     end = stream.end(moved)
     (one,) = offsets.ranges(moved, end, fail_on_data_loss=False)
@@ -153,22 +153,22 @@ def test_a_truncated_log_is_read_on_from_where_it_was_cut_if_that_is_wanted() ->
 
 def test_a_diverged_log_is_read_on_where_it_is_and_not_reported_again() -> None:
     stream = Stream(SaidCluster([[DIVERGED]]), fail=False)
-    assert stream.end()["t"].partitions[0] == OffsetAndEpoch(100, 2)
+    assert stream.end()["t"].partitions[0] == NextOffset(100, 2)
 
 
 def test_a_log_start_above_the_position_is_left_to_the_task() -> None:
     """The range shows what retention deleted; the task reports it, or skips it."""
     cluster = SaidCluster([[refusal(40002, message="out of range")]])
-    cluster.ends = (150, OffsetAndEpoch(170, 4))
-    assert Stream(cluster).end()["t"].partitions[0] == OffsetAndEpoch(170, 4)
+    cluster.ends = (150, NextOffset(170, 4))
+    assert Stream(cluster).end()["t"].partitions[0] == NextOffset(170, 4)
 
 
 def test_a_log_that_ends_before_the_position_is_loss() -> None:
     cluster = SaidCluster([[refusal(40002, message="out of range")]])
-    cluster.ends = (0, OffsetAndEpoch(90, 2))
+    cluster.ends = (0, NextOffset(90, 2))
     with pytest.raises(DataLossError, match="at offset 100, and the log ends at 90"):
         Stream(cluster).news()
-    assert Stream(cluster, fail=False).end()["t"].partitions[0] == OffsetAndEpoch(90, 2)
+    assert Stream(cluster, fail=False).end()["t"].partitions[0] == NextOffset(90, 2)
 
 
 def test_a_topic_made_anew_is_loss_or_read_from_its_start() -> None:
@@ -191,7 +191,7 @@ def test_a_topic_made_anew_is_loss_or_read_from_its_start() -> None:
     second.there = {"t": Topic("new", 2)}
     second.answers = [[refusal(40951)], [page(0, 0, 4)]]
     end = stream.end()
-    assert end["t"] == TopicOffsets("new", {0: OffsetAndEpoch(4, 3)})
+    assert end["t"] == TopicOffsets("new", {0: NextOffset(4, 3)})
     assert [p.offset for p in second.polls[-1][0]] == [0, 0]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spark_source import offsets
 from spark_source.errors import DataLossError, OptionError, SparkSourceError
-from spark_source.offsets import OffsetAndEpoch, Position, Range, TopicEnds, TopicOffsets
+from spark_source.offsets import NextOffset, Position, Range, TopicEnds, TopicOffsets
 from spark_source.options import EARLIEST, LATEST, source_options
 
 READ = {"url": "http://a:1", "subscribe": "t"}
@@ -24,22 +24,22 @@ positions = st.dictionaries(
         st.sampled_from(["x", "y"]),
         st.dictionaries(
             st.integers(0, 12),
-            st.builds(OffsetAndEpoch, numbers, st.none() | st.integers(0, 2**31 - 1)),
+            st.builds(NextOffset, numbers, st.none() | st.integers(0, 2**31 - 1)),
         ),
     ),
 )
 
 
 def at(*ends: int, topic_id: str = "id") -> Position:
-    return {"t": TopicOffsets(topic_id, dict(enumerate(map(OffsetAndEpoch, ends))))}
+    return {"t": TopicOffsets(topic_id, dict(enumerate(map(NextOffset, ends))))}
 
 
 def numbered(position: Position) -> list[int]:
     return [position["t"].partitions[p].offset for p in sorted(position["t"].partitions)]
 
 
-def held(low: int, high: int, epoch: int = 4) -> tuple[int, OffsetAndEpoch]:
-    return low, OffsetAndEpoch(high, epoch)
+def held(low: int, high: int, epoch: int = 4) -> tuple[int, NextOffset]:
+    return low, NextOffset(high, epoch)
 
 
 # ---------------------------------------------------------------- JSON
@@ -61,7 +61,7 @@ def test_equal_offsets_are_equal_text(position: Position) -> None:
 
 
 def test_the_json_is_the_documented_one() -> None:
-    at_ends = {10: OffsetAndEpoch(5), 9: OffsetAndEpoch(123, 4)}
+    at_ends = {10: NextOffset(5), 9: NextOffset(123, 4)}
     found = offsets.to_json({"orders": TopicOffsets("i", at_ends)})
     assert (
         json.dumps(found)
@@ -88,7 +88,7 @@ def test_offsets_of_somebody_else_are_refused(found: dict[str, object]) -> None:
 
 def test_offsets_without_epochs_are_refused_naming_where_to_start() -> None:
     found = {"v": 1, "topics": {"orders": {"id": "i", "p": {"0": 123, "1": 0}}}}
-    with pytest.raises(SparkSourceError, match="do not tell one log from another") as refused:
+    with pytest.raises(SparkSourceError, match="without epochs") as refused:
         offsets.from_json(found)
     start = str(refused.value).partition("startingOffsets=")[2]
     options = source_options(
@@ -175,14 +175,14 @@ def test_a_short_queue_is_not_starved_by_long_ones() -> None:
 
 def test_where_nothing_is_new_the_offset_keeps_its_text() -> None:
     """A batch without records would follow from an epoch that was learned meanwhile."""
-    old = {"t": TopicOffsets("id", {0: OffsetAndEpoch(5)})}
-    new = {"t": TopicOffsets("id", {0: OffsetAndEpoch(5, 3)})}
+    old = {"t": TopicOffsets("id", {0: NextOffset(5)})}
+    new = {"t": TopicOffsets("id", {0: NextOffset(5, 3)})}
     assert offsets.advance(old, new, fail_on_data_loss=True) == old
 
 
 def test_a_range_knows_the_epochs_of_both_its_ends() -> None:
-    start = {"t": TopicOffsets("id", {0: OffsetAndEpoch(5, 2)})}
-    end = {"t": TopicOffsets("id", {0: OffsetAndEpoch(9, 3)})}
+    start = {"t": TopicOffsets("id", {0: NextOffset(5, 2)})}
+    end = {"t": TopicOffsets("id", {0: NextOffset(9, 3)})}
     (one,) = offsets.ranges(start, end, fail_on_data_loss=True)
     assert (one.start, one.start_epoch, one.end, one.end_epoch) == (5, 2, 9, 3)
     options = source_options({**READ, "maxRecordsPerPartition": "3"}, {}, streaming=False)
@@ -195,8 +195,8 @@ def test_a_range_knows_the_epochs_of_both_its_ends() -> None:
 
 
 def test_a_position_that_went_back_to_a_shorter_log_reads_nothing_by_itself() -> None:
-    start = {"t": TopicOffsets("id", {0: OffsetAndEpoch(100, 3)})}
-    end = {"t": TopicOffsets("id", {0: OffsetAndEpoch(80, 2)})}
+    start = {"t": TopicOffsets("id", {0: NextOffset(100, 3)})}
+    end = {"t": TopicOffsets("id", {0: NextOffset(80, 2)})}
     assert offsets.ranges(start, end, fail_on_data_loss=False) == []
     assert offsets.limit(start, end, 5, {}) == end
 
@@ -217,7 +217,7 @@ def test_a_cut_has_the_epoch_of_the_record_before_it(
         epochs.append((epoch, at))
         epoch_of |= dict.fromkeys(range(at, at + size), epoch)
         at += size
-    end = OffsetAndEpoch(at, len(sizes) - 1)
+    end = NextOffset(at, len(sizes) - 1)
     wanted = data.draw(st.integers(start + 1, at))
     found = offsets.cut(end, wanted, epochs[: offsets.EPOCHS_MAX])
     assert start < found.offset <= wanted, "it moves"
@@ -228,10 +228,10 @@ def test_a_cut_has_the_epoch_of_the_record_before_it(
 
 def test_a_limit_cuts_where_epochs_are_known() -> None:
     start, end = at(0, 0), at(100, 100)
-    end["t"].partitions[0] = OffsetAndEpoch(100, 9)  # type: ignore[index]
+    end["t"].partitions[0] = NextOffset(100, 9)  # type: ignore[index]
     named = {("t", 0): [(1, 0), (5, 30), (9, 60)]}
     found = offsets.limit(start, end, 80, named)
-    assert found["t"].partitions == {0: OffsetAndEpoch(40, 5), 1: OffsetAndEpoch(40)}
+    assert found["t"].partitions == {0: NextOffset(40, 5), 1: NextOffset(40)}
 
 
 # ---------------------------------------------------------------- tasks

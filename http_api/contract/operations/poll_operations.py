@@ -83,8 +83,8 @@ POLL: Final = Operation(
     description=(
         "A pure read: it may be repeated. Pages stand one behind the other, in the order of the "
         "rows as far as the room goes: a line about the page, then exactly `bytes` bytes. Only "
-        "partitions with something to tell have one: records, news (with `news_only`) or an error "
-        "(`error_code`, `message`, `retriable`). Nothing in time: an empty body."
+        "partitions with records, news (with `news_only`) or an error have one; an error has "
+        "`error_code`, `message` and `retriable`. Nothing in time: an empty body."
     ),
     body=Body(
         fields={

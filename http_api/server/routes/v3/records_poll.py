@@ -17,8 +17,8 @@ from aiohttp import hdrs, web
 from broker.log.read_positions import LogTruncatedError
 from broker.record.compression import framed
 from broker.record.render import batch_line, batch_pieces
-from broker.server.poll_messages import PollPage, PollRequest, PollRow, is_final
-from broker.server.requests import UNKNOWN_EPOCH
+from broker.server.poll_messages import is_final
+from broker.server.requests import UNKNOWN_EPOCH, PollPage, PollRequest, PollRow
 from http_api.contract.errors import REST_STATUS, RestCode, RestError
 from http_api.contract.media_types import JSON, NDJSON, PAGES, ZSTD, choose_reply, essence
 from http_api.contract.operations import poll_operations as declared
@@ -89,7 +89,7 @@ class PollRoutes(V3Routes):
         self._serve(router, declared.POLL, self.poll, {NDJSON: NDJSON, PAGES: PAGES})
 
     async def poll(self, request: web.Request) -> web.StreamResponse:
-        """Answer the pages of all partitions with something to tell; wait for the first."""
+        """Answer the pages of all partitions that have one; wait for the first."""
         content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
         if essence(content_type) != JSON:
             raise unsupported_media_type(content_type, JSON)
