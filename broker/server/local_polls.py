@@ -9,7 +9,7 @@ order.
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from broker.log.log_reader import warm
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from broker.server.local_partitions import LocalPartitions
     from broker.server.poll_messages import PlacedRow, PollId, PollLeg
     from raft_metadata.common.clock import Clock
+    from raft_metadata.common.ids import LeaderEpoch
 
 ROWS_PER_TURN: Final = 200
 """Rows looked at in one turn of the loop: a millisecond."""
@@ -117,7 +118,7 @@ class LocalPolls:
         self._rows = 0
         self._watches: dict[PollId, PollWatch] = {}
 
-    @contextmanager
+    @contextlib.contextmanager
     def holding(self, rows: int) -> Iterator[None]:
         """Count the rows of a poll while it is under way here.
 
@@ -188,7 +189,10 @@ class _LocalPoll:
         self._leg = leg
         self._watch = watch
         self._rows = {row.row: row for row in leg.rows}
-        """Row → its position now, in the request's order."""
+        """Rows by number, in the request's order."""
+        self._ahead: dict[int, tuple[int, LeaderEpoch]] = {}
+        """Row → the offset up to which compaction left no record, and the leader epoch in which
+        that was found: in another one the log may hold other records there."""
         self._to_look_at: dict[int, None] = dict.fromkeys(self._rows)
         self._watched: dict[Replica, int] = {}
         """Replica at which the watch stands → the row that is about it."""
@@ -243,19 +247,18 @@ class _LocalPoll:
         """Return whether a row ends the wait; if not, it is watched from this turn on."""
         leg, is_warm = self._leg, False
         while True:
-            row = self._rows[number]
             try:
-                now = self._serving(row)
+                now, offset = self._serving(number)
                 log, end = now.replica.log, now.replica.partition.high_watermark
-                if row.offset < end:
+                if offset < end:
                     if leg.news_only or leg.min_bytes == 1:
                         return True
-                    cold = None if is_warm else log.cold_range(row.offset, leg.min_bytes)
+                    cold = None if is_warm else log.cold_range(offset, leg.min_bytes)
                     if cold is not None:
                         is_warm = True
                         await warm(cold)
                         continue
-                    found = log.read(row.offset, leg.min_bytes, end)
+                    found = log.read(offset, leg.min_bytes, end)
                     size = sum(len(piece.lines) for piece in found)
                     if size >= leg.min_bytes or (found and found[-1].next_offset < end):
                         return True  # it is cut before the record that would be too much
@@ -265,7 +268,7 @@ class _LocalPoll:
                 if is_final(error) or leg.from_follower:
                     return True
                 self._unserved[number] = error
-            self._start_watching(row)
+            self._start_watching(self._rows[number])
             return False
 
     def _start_watching(self, row: PlacedRow) -> None:
@@ -310,32 +313,40 @@ class _LocalPoll:
         """
         leg, is_warm = self._leg, False
         while True:
-            row = self._rows[number]
-            now = self._serving(row)
+            now, offset = self._serving(number)
             log, partition = now.replica.log, now.replica.partition
-            end = partition.high_watermark
-            if row.offset >= end or (room <= 0 and not leg.news_only):
+            end, topic_id = partition.high_watermark, self._rows[number].place.topic_id
+            if offset >= end or (room <= 0 and not leg.news_only):
                 return None
             if leg.news_only:
-                epochs = epochs_between(log.epoch_entries, row.offset, end)
-                found = self._result(now, end)
-                return PollPage(number, row.place.topic_id, found, tuple(epochs))
+                epochs = epochs_between(log.epoch_entries, offset, end)
+                return PollPage(number, topic_id, self._result(now, end), tuple(epochs))
             size = min(leg.max_partition_bytes, room)
-            cold = None if is_warm else log.cold_range(row.offset, size)
+            cold = None if is_warm else log.cold_range(offset, size)
             if cold is not None:
                 is_warm = True  # only once: pages evicted again are read on the loop
                 await warm(cold)
                 continue
-            slices, frames = read_now(log, row.offset, size, partition, packed=leg.packed)
+            slices, frames = read_now(log, offset, size, partition, packed=leg.packed)
             if not slices and not frames:  # no record is left in between (rule R7)
-                self._rows[number] = row._replace(offset=end, leader_epoch=UNKNOWN_EPOCH)
+                self._ahead[number] = (end, now.epoch)
                 return None
             following = (slices or frames)[-1].next_offset
             found = self._result(now, following, slices=slices, packed=frames)
-            return PollPage(number, row.place.topic_id, found)
+            return PollPage(number, topic_id, found)
 
-    def _serving(self, row: PlacedRow) -> ServingReplica:
-        return self._polls.serving(row, from_follower=self._leg.from_follower)
+    def _serving(self, number: int) -> tuple[ServingReplica, int]:
+        """Return the replica that may serve a row now, and the offset to read from."""
+        row, from_follower = self._rows[number], self._leg.from_follower
+        if number in self._ahead:
+            offset, epoch = self._ahead[number]
+            ahead = row._replace(offset=offset, leader_epoch=UNKNOWN_EPOCH)
+            with contextlib.suppress(KafkaError):
+                now = self._polls.serving(ahead, from_follower=from_follower)
+                if now.epoch == epoch:
+                    return now, offset
+            del self._ahead[number]
+        return self._polls.serving(row, from_follower=from_follower), row.offset
 
     def _result(
         self,

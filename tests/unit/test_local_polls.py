@@ -242,6 +242,26 @@ async def test_rule_r7_where_compaction_left_no_record_the_wait_goes_on(
     assert (records(page), page.found.next_offset) == (1, 3)
 
 
+async def test_rule_r7_a_hole_of_one_leader_epoch_is_looked_at_again_in_the_next(
+    here: PolledBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another log may stand there then: what it holds in the place must not be skipped."""
+    await here.append(0, 1, 2)
+    real_read = PartitionLog.read
+    is_hole = True
+
+    def read(log: PartitionLog, start: int, size: int, end: int) -> list[BatchSlice]:
+        return [] if is_hole and start < 2 else real_read(log, start, size, end)
+
+    monkeypatch.setattr(PartitionLog, "read", read)
+    waiting = asyncio.ensure_future(here.routing.poll(poll_of({0: 0}, max_wait_ms=9_000)))
+    await asyncio.sleep(0.05)
+    is_hole = False
+    here.follow(image([1] * 5, version=2, epoch=2))
+    [page] = await asyncio.wait_for(waiting, 2)
+    assert records(page) == 2
+
+
 async def test_an_unknown_topic_costs_one_look_for_all_rows(here: PolledBroker) -> None:
     pages = await here.routing.poll(poll_of({7: 0, 8: 0, 9: 0}))
     codes = {error_of(page).code for page in pages}
