@@ -31,6 +31,7 @@ from broker.server.poll_messages import (
 from broker.server.requests import EPOCHS_MAX, FetchResult, PollPage
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, LeaderEpoch, PartitionId, TopicId, TopicIdPartition
+from raft_metadata.records.records import ResourceType
 from tests.support.polled_brokers import (
     NO_LEADER,
     TOPIC,
@@ -39,6 +40,7 @@ from tests.support.polled_brokers import (
     poll_of,
     polled_brokers,
 )
+from tests.support.registered import disk
 
 POLL, END = PeerRequestKind.POLL, PeerRequestKind.END_POLL
 LEADERS = [1, 2, 3, 2, 3, 1]
@@ -227,6 +229,27 @@ async def test_nobody_leads_and_nothing_is_told_before_the_end(three: list[Polle
     pages = await three[0].routing.poll(everything(max_wait_ms=150))
     assert time.monotonic() - began >= 0.14
     assert set(codes(pages).values()) == {ErrorCode.LEADER_NOT_AVAILABLE}
+
+
+@pytest.mark.parametrize("wait_ms", [0, 9_000])
+async def test_rows_that_a_follower_of_the_rack_refuses_are_read_from_their_leader(
+    three: list[PolledBroker], wait_ms: int
+) -> None:
+    one = three[0]
+    await one.append(0, 1)
+    replicas = tuple(map(BrokerId, (1, 2)))
+    base = image(LEADERS, version=2)
+    topic = base.topics[TOPIC]
+    followed = replace(
+        topic.partitions[0], replicas=replicas, isr=replicas, directories=(disk(1), disk(2))
+    )
+    topic = replace(topic, partitions=(followed, *topic.partitions[1:5], followed))
+    selected = {(ResourceType.CLUSTER, ""): {"replica.selector": "rack"}}
+    one.loader.image = replace(base, topics={TOPIC: topic}, configs=selected)
+    pages = await one.routing.poll(poll_of({0: 0, 5: 0}, rack="rack-2", max_wait_ms=wait_ms))
+    assert one.peers.asked[0] == (2, POLL), "broker 2 is in that rack, and not in sync"
+    assert rows([page for page in pages if isinstance(page.found, FetchResult)]) == [0]
+    assert not codes(pages)
 
 
 # ---------------------------------------------------------------- pure parts
