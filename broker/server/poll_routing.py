@@ -30,7 +30,7 @@ from broker.server.poll_messages import (
     is_final,
     pages_in_room,
 )
-from broker.server.requests import PollPage
+from broker.server.requests import PollPage, note_passed_to
 from broker.server.router import DEPOSED_GRACE_MS, REROUTE_PAUSE_MS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import TopicIdPartition
@@ -405,6 +405,7 @@ class _Poll:
                 raise _no_leader()
             leg.poll_id = routing.next_id()
             body = encode_leg(message, leg.poll_id)
+            note_passed_to(leg.broker_id)
             async with asyncio.timeout(timeout_ms / 1000) as leg.scope:
                 answer = await routing.peers.call(
                     leg.broker_id, broker.peer, PeerRequestKind.POLL, body, timeout_ms

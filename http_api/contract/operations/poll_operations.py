@@ -129,5 +129,6 @@ POLL: Final = Operation(
     replies=(Reply(200, "Pages.", {NDJSON: _EXAMPLE, PAGES: _EXAMPLE}),),
     errors=FROM_LEADER,
     error_type=JSON,
+    carries_records=True,
 )
 """Codes of single rows are fields of their pages: 40002, 40402, 40950, 40951, 50302."""

@@ -24,6 +24,7 @@ from http_api.contract.media_types import JSON, NDJSON, PAGES, ZSTD, choose_repl
 from http_api.contract.operations import poll_operations as declared
 from http_api.contract.operations.fetch_operations import RACK_CHARS_MAX
 from http_api.contract.v2 import check_name
+from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import reply
 from http_api.server.request_parsing import (
     INT32_MAX,
@@ -34,7 +35,8 @@ from http_api.server.request_parsing import (
     unsupported_media_type,
     wrong_kind,
 )
-from http_api.server.routes.v2.fetch_records import TOPIC_ID, leader_url
+from http_api.server.request_site import broker_url
+from http_api.server.routes.v2.fetch_records import TOPIC_ID
 from http_api.server.routes.v3.clusters import V3Routes
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicId, TopicName
@@ -97,6 +99,7 @@ class PollRoutes(V3Routes):
         answer_type = PAGES if wanted.packed else NDJSON
         if choose_reply(accept_of(request), {answer_type: answer_type}) is None:
             raise not_acceptable(request, answer_type)
+        request[ASKED_WAIT_MS] = wanted.max_wait_ms
         pages = await self._apis.poll(wanted)
         parts: list[bytes | memoryview] = []
         for page in pages:
@@ -124,7 +127,7 @@ class PollRoutes(V3Routes):
             "next_leader_epoch": _known(result.next_leader_epoch),
             "leader_id": result.leader_id,
             "leader_epoch": result.leader_epoch,
-            "leader_url": leader_url(self._apis.image, result.leader_id),
+            "leader_url": broker_url(self._apis.image, result.leader_id),
             "high_watermark": result.high_watermark,
             "log_start_offset": result.log_start_offset,
             "records": _count(result),
