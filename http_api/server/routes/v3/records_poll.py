@@ -26,6 +26,7 @@ from http_api.contract.operations.fetch_operations import RACK_CHARS_MAX
 from http_api.contract.v2 import check_name
 from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import reply
+from http_api.server.query_parameters import TOPIC_ID
 from http_api.server.request_parsing import (
     INT32_MAX,
     OFFSET_MAX,
@@ -36,7 +37,6 @@ from http_api.server.request_parsing import (
     wrong_kind,
 )
 from http_api.server.request_site import broker_url
-from http_api.server.routes.v2.fetch_records import TOPIC_ID
 from http_api.server.routes.v3.clusters import V3Routes
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicId, TopicName
