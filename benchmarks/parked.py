@@ -51,16 +51,15 @@ if TYPE_CHECKING:
     from raft_metadata.records.records import MetadataRecord
 
 ME, OTHER = BrokerId(1), BrokerId(2)
-TOPIC = TopicId("A" * 22)
+NAME, TOPIC = TopicName("t"), TopicId("A" * 22)
 HERE = TopicIdPartition(TOPIC, PartitionId(0))
 FETCHES, PRODUCES = 5_000, 20_000
 SESSION = 7
 MS, KB = 1_000, 1_024
 
 
-def _records() -> tuple[MetadataRecord, ...]:
-    """Return records of two brokers and one partition that this broker leads, both in sync."""
-    replicas = (ME, OTHER)
+def _records(partitions: int, replicas: tuple[BrokerId, ...]) -> tuple[MetadataRecord, ...]:
+    """Return records of two brokers and a topic that this broker leads, all replicas in sync."""
     disks = {ME: DirectoryId("disk-1"), OTHER: DirectoryId("disk-2")}
     return (
         *(
@@ -74,28 +73,31 @@ def _records() -> tuple[MetadataRecord, ...]:
                 feature_level_max=SUPPORTED_FEATURE_LEVEL,
                 min_insync_replicas=1,
             )
-            for number, broker in enumerate(replicas)
+            for number, broker in enumerate(disks)
         ),
-        TopicRecord(name=TopicName("t"), topic_id=TOPIC, partitions_count=1),
-        PartitionRecord(
-            topic_id=TOPIC,
-            partition=PartitionId(0),
-            replicas=replicas,
-            directories=tuple(disks.values()),
-            isr=replicas,
-            elr=(),
-            leader=ME,
-            leader_epoch=LeaderEpoch(0),
-            partition_epoch=PartitionEpoch(0),
+        TopicRecord(name=NAME, topic_id=TOPIC, partitions_count=partitions),
+        *(
+            PartitionRecord(
+                topic_id=TOPIC,
+                partition=PartitionId(number),
+                replicas=replicas,
+                directories=tuple(disks[replica] for replica in replicas),
+                isr=replicas,
+                elr=(),
+                leader=ME,
+                leader_epoch=LeaderEpoch(0),
+                partition_epoch=PartitionEpoch(0),
+            )
+            for number in range(partitions)
         ),
     )
 
 
-class _Leader:
-    """A broker that leads one partition; its follower is simulated."""
+class Leader:
+    """A broker that leads the partitions of a topic, alone or with a simulated follower."""
 
-    def __init__(self, directory: Path) -> None:
-        config = BrokerConfig(
+    def __init__(self, directory: Path, partitions: int = 1, *, followed: bool = True) -> None:
+        self.config = config = BrokerConfig(
             broker_id=ME,
             cluster_id=ClusterId("c"),
             directory_id=DirectoryId("disk-1"),
@@ -108,18 +110,20 @@ class _Leader:
         self._logs.open()
         self._logs.start(asyncio.get_running_loop())
         nobody = cast("Any", None)
-        self._manager = ReplicaManager(
+        self.manager = ReplicaManager(
             config, IncarnationId("life-1"), self._logs, nobody, nobody, clock, faults
         )
         delta = MetadataDelta(MetadataImage())
-        count = delta.replay_all(_records(), MetadataOffset(0))
-        self._manager.on_metadata_update(delta.apply(MetadataOffset(count), ControllerEpoch(1)))
-        self.local = LocalPartitions(config, self._manager, clock, lambda: True)
-        replica = self._manager.replica(HERE)
+        replicas = (ME, OTHER) if followed else (ME,)
+        count = delta.replay_all(_records(partitions, replicas), MetadataOffset(0))
+        self.manager.on_metadata_update(delta.apply(MetadataOffset(count), ControllerEpoch(1)))
+        self.local = LocalPartitions(config, self.manager, clock, lambda: True)
+        replica = self.manager.replica(HERE)
         assert replica is not None
         self._replica = replica
-        opened = Open(1, 0, 1, -1, 0, 0)
-        replica.partition.on_open(OTHER, opened, self._manager.image.brokers, SESSION, 0)
+        if followed:
+            opened = Open(1, 0, 1, -1, 0, 0)
+            replica.partition.on_open(OTHER, opened, self.manager.image.brokers, SESSION, 0)
 
     async def follower_has_all(self) -> None:
         """Let the follower acknowledge everything: the high watermark rises in one step."""
@@ -135,7 +139,7 @@ class _Leader:
         self._logs.close(None)
 
 
-class _Stalls:
+class Stalls:
     """Worst delay of a callback that is scheduled for every turn of the loop."""
 
     def __init__(self) -> None:
@@ -157,7 +161,7 @@ class _Stalls:
         return self.longest_s * MS
 
 
-async def _fetches(leader: _Leader) -> Row:
+async def _fetches(leader: Leader) -> Row:
     read = Read(partition=HERE, offset=0, timestamp_ms=None, max_bytes=KB, max_wait_ms=60_000)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -169,12 +173,12 @@ async def _fetches(leader: _Leader) -> Row:
         held = (tracemalloc.get_traced_memory()[0] - before) / FETCHES
         tracemalloc.stop()
         leader.local.append_directly(_append(), [(0, lambda *_: None)])
-        stalls, began = _Stalls(), time.monotonic()
+        stalls, began = Stalls(), time.monotonic()
         await leader.follower_has_all()
     return _row(f"{FETCHES:,} parked fetches woken by one record", held, began, stalls)
 
 
-async def _produces(leader: _Leader) -> Row:
+async def _produces(leader: Leader) -> Row:
     left = PRODUCES
     over = asyncio.get_running_loop().create_future()
 
@@ -192,7 +196,7 @@ async def _produces(leader: _Leader) -> Row:
         leader.local.append_directly(append, [(0, answered)])
     held = (tracemalloc.get_traced_memory()[0] - before) / PRODUCES
     tracemalloc.stop()
-    stalls, began = _Stalls(), time.monotonic()
+    stalls, began = Stalls(), time.monotonic()
     await leader.follower_has_all()
     await over
     return _row(
@@ -211,7 +215,7 @@ def _append() -> Append:
     )
 
 
-def _row(what: str, held: float, began: float, stalls: _Stalls) -> Row:
+def _row(what: str, held: float, began: float, stalls: Stalls) -> Row:
     took_ms = (time.monotonic() - began) * MS
     longest_ms = stalls.stop()
     return Row(
@@ -227,7 +231,7 @@ def _row(what: str, held: float, began: float, stalls: _Stalls) -> Row:
 async def run() -> list[Row]:
     """Run both on one partition."""
     with tempfile.TemporaryDirectory() as directory:
-        leader = _Leader(Path(directory))
+        leader = Leader(Path(directory))
         rows = [await _fetches(leader), await _produces(leader)]
         leader.close()
     return rows

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
-from benchmarks import doors, failover, fetch, groups, growth, idle, produce, spark, tails
+from benchmarks import (
+    doors,
+    failover,
+    fetch,
+    groups,
+    growth,
+    idle,
+    polls,
+    produce,
+    spark,
+    tails,
+)
 from benchmarks.product import product
 from benchmarks.report import NO_FIGURE, Row, machine, missed, table
 from chaos.cluster import ClusterError
@@ -90,7 +101,8 @@ async def measure(section: str, cluster: Product, options: Options) -> list[Row]
             return await fetch.consumer(cluster, options.seconds)
         case "doors":
             rows = await doors.measure(cluster, options.seconds, options.rounds)
-            return [*rows, *await tails.measure(cluster), groups.uniform()]
+            beside = [*await tails.measure(cluster), *await polls.run(), groups.uniform()]
+            return rows + beside
         case "growth":
             return await growth.measure(cluster, options.seconds, options.rounds, options.scale)
         case "failover":

@@ -71,6 +71,9 @@ class BrokerLimits:
     max_producers_per_partition: int = default_number("max.producers.per.partition")
     """Producer ids that have written to a partition within ``producer.id.expiration.ms``."""
     max_parked_fetches: int = default_number("max.parked.fetches")
+    max_polled_partitions: int = default_number("max.polled.partitions")
+    """Rows of ``records:poll`` requests under way, those of other brokers for what is led here too.
+    Each takes about a kilobyte while it waits."""
     replication_push_bytes: int = default_number("replication.push.bytes")
     """Bytes pushed for one partition before the next partition has its turn (rule R9)."""
     replication_buffer_bytes: int = default_number("replication.buffer.bytes")

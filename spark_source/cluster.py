@@ -7,22 +7,24 @@ is a delay, at most ``retryTimeoutMs``, and never a failed query.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from http_api.client import admin, consumer
+from http_api.client import admin, consumer, polling
 from http_api.client.calls import ApiError, ClientError, UnreachableError
 from http_api.client.transport import Client
 from spark_source.errors import DataLossError, NotServedError, OptionError
-from spark_source.offsets import TopicEnds
+from spark_source.offsets import NextOffset, TopicEnds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from http_api.client.calls import Call
+    from http_api.client.polling import Polled, PollPosition
     from spark_source.options import Connection
 
 T = TypeVar("T")
@@ -37,6 +39,18 @@ CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 NOT_FOUND = 404
 OUT_OF_RANGE_STATUS = 400
+CONFLICT = 409
+OUT_OF_RANGE_CODE = 40002
+LOG_TRUNCATED_CODE = 40950
+TOPIC_CHANGED_CODE = 40951
+TOPICS_ASKED_MAX = 4
+"""Topics that are looked up one by one; more of them are taken from the list of all topics, so that
+an idle query of any number of topics sends few requests."""
+
+
+def is_truncation(message: str) -> bool:
+    """Return whether an error of code 40950 is about a log that was cut; else it diverged."""
+    return "the log was truncated" in message
 
 
 class UnknownTopicError(DataLossError):
@@ -114,6 +128,25 @@ class Cluster:
             raise UnknownTopicError(msg) from error
         return Topic(found.topic_id, found.partitions_count)
 
+    def topics(self, names: Sequence[str]) -> dict[str, Topic]:
+        """Return the topics that exist, as they are now; in one request where they are many."""
+        if len(names) > TOPICS_ASKED_MAX:
+            wanted = set(names)
+            try:
+                found = self.run(admin.topics(self.cluster_id()))
+            except ApiError as error:
+                raise OptionError(str(error)) from error
+            return {
+                one.name: Topic(one.topic_id, one.partitions_count)
+                for one in found
+                if one.name in wanted
+            }
+        there = {}
+        for name in names:
+            with contextlib.suppress(UnknownTopicError):
+                there[name] = self.topic(name)
+        return there
+
     def ends(self, name: str) -> TopicEnds:
         """Return both ends of every partition, from their leaders.
 
@@ -121,15 +154,34 @@ class Cluster:
             UnknownTopicError: there is no such topic.
         """
         topic = self.topic(name)
-        found = {}
-        for partition in range(topic.partitions_count):
-            try:
-                one = self.run(consumer.ends(name, partition))
-            except ApiError as error:
-                msg = f"topic {name} went away while it was asked for its offsets: {error}"
-                raise UnknownTopicError(msg) from error
-            found[partition] = (one.beginning, one.end)
-        return TopicEnds(topic.topic_id, found)
+        ends = {
+            partition: self.partition_ends(name, partition)
+            for partition in range(topic.partitions_count)
+        }
+        return TopicEnds(topic.topic_id, ends)
+
+    def partition_ends(self, name: str, partition: int) -> tuple[int, NextOffset]:
+        """Return the earliest offset of a partition, and the next one with its epoch.
+
+        Raises:
+            UnknownTopicError: there is no such partition.
+        """
+        call = consumer.fetch_stored(name, partition, "latest", wait_ms=0, max_bytes=1)
+        try:
+            page = self.run(call)
+        except ApiError as error:
+            msg = f"topic {name} went away while it was asked for its offsets: {error}"
+            raise UnknownTopicError(msg) from error
+        return page.log_start_offset, NextOffset(page.next_offset, page.next_leader_epoch)
+
+    def news(self, positions: Sequence[PollPosition], wait_ms: int) -> list[Polled]:
+        """Return what changed at these positions; wait for the first change."""
+        call = polling.poll(self.cluster_id(), positions, wait_ms=wait_ms, news_only=True)
+        try:
+            return self.run(call)
+        except ApiError as error:
+            msg = f"the cluster does not take the poll of the topics' ends: {error}"
+            raise NotServedError(msg) from error
 
     def timestamp_type(self, name: str, topic_id: str) -> int:
         """Return Kafka's number of the topic's timestamp type: create time or log append time."""

@@ -166,6 +166,18 @@ def groups(page: bytes) -> Iterator[LineGroup]:
         yield _group(parts, times, formats)
 
 
+def epoch_before(page: bytes, offset: int) -> int | None:
+    """Return the leader epoch of the last batch with records below an offset; None without one."""
+    at = len(page)
+    while at >= 0:
+        at = 0 if at == 0 else page.rfind(b"\n" + BATCH_LINE, 0, at) + 1
+        batch = orjson.loads(page[at : page.index(b"\n", at)])["batch"] if page else None
+        if batch is None or batch["offset"] < offset:
+            return None if batch is None else int(batch["leader_epoch"])
+        at -= 1
+    return None
+
+
 def _group(parts: list[bytes], times: array[int], formats: tuple[str, str]) -> LineGroup:
     return LineGroup(
         lines=parts[0] if len(parts) == 1 else b"".join(parts),

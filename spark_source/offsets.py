@@ -1,21 +1,35 @@
 """Offsets of a query: their JSON, start and end, limits per micro-batch, tasks. Pure.
 
-The JSON that Spark keeps in its checkpoint is ``{"v":1,"topics":{"orders":{"id":"<topic
-id>","p":{"0":123}}}}``. Spark compares offsets by their text, so it is always built in sorted
-order. It contains the topic's id because a topic that was deleted and created anew has the same
-name and other records (Kafka's source cannot detect that).
+The JSON that Spark keeps in its checkpoint is ``{"v":2,"topics":{"orders":{"id":"<topic
+id>","p":{"0":[123,4],"1":[0]}}}}``: the next offset and its epoch, the leader epoch of the record
+right before it, left out where it is not known. Spark compares offsets by their text, so it is
+always built in sorted order. By id and epoch another log is recognised: a topic that
+was deleted and created anew, or a log that was cut after an unclean election, has the same name and
+other records (Kafka's source cannot detect that).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_source.errors import DataLossError, OptionError, SparkSourceError
 from spark_source.options import EARLIEST, LATEST, PartialOffsets, SourceOptions
 
-VERSION = 1
+VERSION = 2
+FIRST_VERSION = 1
+EPOCHS_MAX = 16
+"""Most epochs that a poll names between two offsets (interfaces.md, section 4)."""
+
+
+class NextOffset(NamedTuple):
+    """The next offset to read, and what is known of the record before it."""
+
+    offset: int
+    epoch: int | None = None
+    """Leader epoch of the record right before the offset; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +37,17 @@ class TopicOffsets:
     """The next offset to read of each partition, of the topic with this id."""
 
     topic_id: str
-    partitions: Mapping[int, int]
+    partitions: Mapping[int, NextOffset]
 
 
 Position = Mapping[str, TopicOffsets]
 """Topic name → the next offsets to read."""
+Place = tuple[str, int]
+"""(topic, partition)."""
+Epochs = Sequence[tuple[int, int]]
+"""(epoch, first offset) of consecutive offsets of a partition, in order."""
+FIRST = NextOffset(0)
+"""Start of a partition that was not read before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +55,7 @@ class TopicEnds:
     """Ends of a topic: partition → (earliest offset, next offset to be written)."""
 
     topic_id: str
-    partitions: Mapping[int, tuple[int, int]]
+    partitions: Mapping[int, tuple[int, NextOffset]]
 
     @property
     def latest(self) -> TopicOffsets:
@@ -51,6 +71,9 @@ class Range:
     partition: int
     start: int
     end: int
+    start_epoch: int | None = None
+    """Epoch of ``start``; None if it is not known."""
+    end_epoch: int | None = None
     from_earliest: bool = False
     """True if the partition was not read before: records deleted by retention are then no loss."""
 
@@ -66,32 +89,59 @@ def to_json(position: Position) -> dict[str, Any]:
         "topics": {
             topic: {
                 "id": offsets.topic_id,
-                "p": {str(p): offsets.partitions[p] for p in sorted(offsets.partitions)},
+                "p": {str(p): _written(offsets.partitions[p]) for p in sorted(offsets.partitions)},
             }
             for topic, offsets in sorted(position.items())
         },
     }
 
 
+def _written(at: NextOffset) -> list[int]:
+    return [at.offset] if at.epoch is None else [at.offset, at.epoch]
+
+
 def from_json(found: Mapping[str, Any]) -> Position:
     """Return the position of `to_json`'s form.
 
     Raises:
-        SparkSourceError: another form or another version.
+        SparkSourceError: another form or another version; one without epochs is refused naming the
+            option by which a new query begins there.
     """
+    version: object = None
     try:
         version = found["v"]
         if version == VERSION:
             return {
                 topic: TopicOffsets(
-                    offsets["id"], {int(p): int(offset) for p, offset in offsets["p"].items()}
+                    offsets["id"], {int(p): _read(at) for p, at in offsets["p"].items()}
                 )
                 for topic, offsets in found["topics"].items()
             }
+        if version == FIRST_VERSION:
+            raise _without_epochs(found)
     except (KeyError, TypeError, ValueError, AttributeError):
-        version = None
+        pass
     msg = f"the checkpoint holds offsets of version {version}, expected {VERSION}: {found!r:.200}"
     raise SparkSourceError(msg)
+
+
+def _read(at: Sequence[int]) -> NextOffset:
+    offset, *epoch = at
+    if len(epoch) > 1:
+        raise ValueError(at)
+    return NextOffset(int(offset), *map(int, epoch))
+
+
+def _without_epochs(found: Mapping[str, Any]) -> SparkSourceError:
+    named = {
+        topic: {p: int(at) for p, at in offsets["p"].items()}
+        for topic, offsets in found["topics"].items()
+    }
+    return SparkSourceError(
+        f"the checkpoint holds offsets of version {FIRST_VERSION}, without epochs, by which a log "
+        "that was cut is recognised: begin a new checkpoint with "
+        f"startingOffsets={json.dumps(named)}"
+    )
 
 
 def resolve(
@@ -125,22 +175,22 @@ def _resolve_one(
     place: tuple[str, int],
     asked: int,
     low: int,
-    high: int,
+    high: NextOffset,
     fail: bool,  # noqa: FBT001 the option failOnDataLoss
-) -> int:
+) -> NextOffset:
     if asked == EARLIEST:
-        return low
+        return NextOffset(low)
     if asked == LATEST:
         return high
-    if low <= asked <= high:
-        return asked
-    if fail:
+    if low <= asked < high.offset:
+        return NextOffset(asked)
+    if asked != high.offset and fail:
         msg = (
             f"offset {asked} of partition {place[1]} of topic {place[0]} is not there: it holds "
-            f"{low} to {high}; failOnDataLoss=false takes the nearest"
+            f"{low} to {high.offset}; failOnDataLoss=false takes the nearest"
         )
         raise DataLossError(msg)
-    return min(max(asked, low), high)
+    return NextOffset(low) if asked < low else high
 
 
 def advance(start: Position, latest: Position, *, fail_on_data_loss: bool) -> Position:
@@ -157,8 +207,9 @@ def advance(start: Position, latest: Position, *, fail_on_data_loss: bool) -> Po
             advanced[topic] = new
             continue
         partitions = {
-            partition: max(offset, old.partitions.get(partition, 0))
-            for partition, offset in new.partitions.items()
+            partition: at
+            for partition, at in new.partitions.items()
+            if partition not in old.partitions or at.offset > old.partitions[partition].offset
         }
         advanced[topic] = TopicOffsets(new.topic_id, {**old.partitions, **partitions})
     return advanced
@@ -197,26 +248,31 @@ def ranges(start: Position, end: Position, *, fail_on_data_loss: bool) -> list[R
         old = start.get(topic)
         known = old.partitions if old is not None and old.topic_id == offsets.topic_id else {}
         for partition, stop in sorted(offsets.partitions.items()):
-            begin = known.get(partition)
-            if stop > (begin or 0):
+            begin = known.get(partition, FIRST)
+            if stop.offset > begin.offset:  # else a log was cut, and is read on from ``stop``
                 found.append(
                     Range(
                         topic=topic,
                         topic_id=offsets.topic_id,
                         partition=partition,
-                        start=begin or 0,
-                        end=stop,
-                        from_earliest=begin is None,
+                        start=begin.offset,
+                        end=stop.offset,
+                        start_epoch=begin.epoch,
+                        end_epoch=stop.epoch,
+                        from_earliest=partition not in known,
                     )
                 )
     return found
 
 
-def limit(start: Position, end: Position, max_rows: int) -> Position:
+def limit(
+    start: Position, end: Position, max_rows: int, epochs: Mapping[Place, Epochs]
+) -> Position:
     """Return a position at most ``max_rows`` offsets after ``start``, shared out by lag.
 
     Every partition that lags gets one offset, while there are enough, so long queues do not starve
-    a short one. The remainder of rounding goes to the longest.
+    a short one. The remainder of rounding goes to the longest. ``epochs``: those between ``start``
+    and ``end``, as a poll names them; a partition is not cut where its epoch is not known.
     """
     lagging = ranges(start, end, fail_on_data_loss=False)
     total = sum(one.size for one in lagging)
@@ -234,8 +290,31 @@ def limit(start: Position, end: Position, max_rows: int) -> Position:
         left -= more
     limited = {topic: dict(offsets.partitions) for topic, offsets in end.items()}
     for one in lagging:
-        limited[one.topic][one.partition] = one.start + shares.get(id(one), 0)
+        share = shares.get(id(one), 0)
+        if share:
+            named = epochs.get((one.topic, one.partition), ())
+            at = cut(limited[one.topic][one.partition], one.start + share, named)
+        elif one.from_earliest:
+            del limited[one.topic][one.partition]
+            continue
+        else:
+            at = NextOffset(one.start, one.start_epoch)
+        limited[one.topic][one.partition] = at
     return {topic: TopicOffsets(end[topic].topic_id, limited[topic]) for topic in end}
+
+
+def cut(end: NextOffset, wanted: int, epochs: Epochs) -> NextOffset:
+    """Return an offset before ``end`` with its epoch: ``wanted``, or less where that is not known.
+
+    ``epochs``: (epoch, first offset) up to ``end``, the first `EPOCHS_MAX`. Where there may be more
+    of them, it is not known where the last one ends.
+    """
+    if wanted >= end.offset:
+        return end
+    if len(epochs) == EPOCHS_MAX and epochs[-1][0] != end.epoch:
+        wanted = min(wanted, epochs[-1][1])
+    before = [epoch for epoch, first in epochs if first < wanted]
+    return NextOffset(wanted, before[-1] if before else None)
 
 
 # ---- tasks
@@ -264,7 +343,13 @@ def tasks(found: Sequence[Range], options: SourceOptions) -> list[tuple[Range, .
 def _cut(pieces: Sequence[Range], size: int) -> list[Range]:
     """Divide the ranges into pieces of at most ``size`` offsets."""
     return [
-        replace(one, start=at, end=min(at + size, one.end), from_earliest=one.from_earliest)
+        replace(
+            one,
+            start=at,
+            end=min(at + size, one.end),
+            start_epoch=one.start_epoch if at == one.start else None,
+            end_epoch=one.end_epoch if at + size >= one.end else None,
+        )
         for one in pieces
         for at in range(one.start, one.end, size)
     ]

@@ -24,10 +24,12 @@ EARLIEST = -2
 LATEST = -1
 """Numbers for the earliest and the latest offset, as in Kafka's JSON offsets."""
 
-LONG_POLL_MS_DEFAULT = 500
-"""Wait of an idle stream: its cost is one request per partition and wait. Stopping a query never
-waits for it."""
+LONG_POLL_MS_DEFAULT = 1_000
+"""Wait of an idle stream: its cost is one request a wait. Stopping a query never waits for it."""
 LONG_POLL_MS_MAX = 30_000
+METADATA_REFRESH_MS_DEFAULT = 5_000
+"""Time after which new partitions and topics created anew are looked for."""
+METADATA_REFRESH_MS_MAX = 3_600_000
 RETRY_TIMEOUT_MS_DEFAULT = 60_000
 """Time for retries: a leader change takes one or two seconds, the restart of a whole cluster about
 ten."""
@@ -50,6 +52,7 @@ SOURCE = (
     "includeHeaders",
     "valueFormat",
     "longPollMs",
+    "metadataRefreshMs",
     "rowsPerTask",
     "fetchBytes",
 )
@@ -107,6 +110,7 @@ class SourceOptions:
     include_headers: bool
     typed_values: bool
     long_poll_ms: int
+    metadata_refresh_ms: int
     rows_per_task: int
     fetch_bytes: int
 
@@ -160,6 +164,9 @@ def source_options(
         include_headers=_boolean(options, "includeHeaders", default=False),
         typed_values=_choice(options, "valueFormat", ("binary", "json"), "binary") == "json",
         long_poll_ms=_number(options, "longPollMs", LONG_POLL_MS_DEFAULT, 0, LONG_POLL_MS_MAX),
+        metadata_refresh_ms=_number(
+            options, "metadataRefreshMs", METADATA_REFRESH_MS_DEFAULT, 100, METADATA_REFRESH_MS_MAX
+        ),
         rows_per_task=_number(options, "rowsPerTask", ROWS_PER_TASK_DEFAULT, 1),
         fetch_bytes=_number(options, "fetchBytes", FETCH_BYTES_DEFAULT, 1024, FETCH_BYTES_MAX),
     )

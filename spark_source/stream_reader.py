@@ -21,16 +21,17 @@ from typing_extensions import override
 from spark_source import offsets
 from spark_source.batch_reader import plan, read_settings
 from spark_source.cluster import Cluster, UnknownTopicError
-from spark_source.long_poll import LongPoll
+from spark_source.latest import LatestOffsets
+from spark_source.offsets import TopicOffsets
 from spark_source.task_reader import read_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from spark_source.offsets import Position
+    from spark_source.offsets import NextOffset, Place, Position, TopicEnds
     from spark_source.options import SourceOptions
 
 
@@ -63,11 +64,8 @@ class QuorumlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     @override
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch; ``start`` if nothing arrives within the wait."""
-        begin = offsets.from_json(start)
-        end = self._at_driver().latest(begin)
-        if isinstance(limit, ReadMaxRows):
-            end = offsets.limit(begin, end, limit.max_rows)
-        return offsets.to_json(end)
+        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return offsets.to_json(self._at_driver().latest(offsets.from_json(start), max_rows))
 
     @override
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -109,58 +107,70 @@ class Driver:
     def __init__(self, options: SourceOptions) -> None:
         self.cluster = Cluster(options.connection)
         self._options = options
+        self._latest = LatestOffsets(self.cluster, options)
         self._target: Position | None = None
-        self._poll: LongPoll | None = None
-        self._idle_at: Position | None = None
+        """End of the stream; None: it has none."""
         self.seen: Position | None = None
         """Latest offsets as last seen; None before the first request."""
 
     def initial(self) -> Position:
         """Return the start of a query without a checkpoint."""
         options = self._options
-        ends = {topic: self.cluster.ends(topic) for topic in options.topics}
         return offsets.resolve(
-            ends,
+            self._ends(),
             options.starting,
             options.starting_default,
             fail_on_data_loss=options.fail_on_data_loss,
         )
 
     def set_target(self) -> None:
-        self._target = self._latest_offsets({})
+        """End the stream at the present latest offsets."""
+        self._target = {
+            topic: ends.latest
+            for topic, ends in self._ends(skip_unknown=not self._options.fail_on_data_loss).items()
+        }
 
-    def latest(self, begin: Position) -> Position:
-        """Return the latest offsets; if they equal ``begin``, wait for new records once."""
+    def latest(self, begin: Position, max_rows: int | None = None) -> Position:
+        """Return the latest offsets, at most ``max_rows`` behind ``begin``.
+
+        Where nothing is new, news are waited for once; in a stream that ends, nothing is.
+        """
+        wait_ms = self._options.long_poll_ms if self._target is None else 0
+        news = self._latest.news(begin, wait_ms)
+        end = news.end_of(self._latest.restarted(begin), self._latest.topics)
+        self.seen = end
         if self._target is not None:
-            return self._advance(begin, self._target)
-        if begin != self._idle_at:
-            end = self._advance(begin, self._latest_offsets(begin))
-            if end != begin or not self._options.long_poll_ms:
-                return end
-        self._idle_at = None
-        if not self._wait(begin):
-            self._idle_at = begin
-            return begin
-        return self._advance(begin, self._latest_offsets(begin))
+            if news.moved:
+                self.set_target()  # of the log that is there now
+            end = self._up_to_target(begin, end, news.moved)
+        return end if max_rows is None else offsets.limit(begin, end, max_rows, news.epochs)
 
-    def _wait(self, begin: Position) -> bool:
-        if self._poll is None:
-            self._poll = LongPoll(self._options.connection, self._options.long_poll_ms)
-        watched = {topic: begin[topic] for topic in self._options.topics if topic in begin}
-        return self._poll.wait(watched, self.cluster.urls)
+    def _up_to_target(
+        self, begin: Position, end: Position, moved: Mapping[Place, NextOffset]
+    ) -> Position:
+        """Return the target, but for partitions that go on elsewhere in another log."""
+        assert self._target is not None
+        fail = self._options.fail_on_data_loss
+        found = offsets.advance(begin, self._target, fail_on_data_loss=fail)
+        return {
+            topic: TopicOffsets(
+                held.topic_id,
+                {
+                    partition: end[topic].partitions[partition]
+                    if (topic, partition) in moved
+                    else at
+                    for partition, at in held.partitions.items()
+                },
+            )
+            for topic, held in found.items()
+        }
 
-    def _advance(self, begin: Position, latest: Position) -> Position:
-        return offsets.advance(begin, latest, fail_on_data_loss=self._options.fail_on_data_loss)
-
-    def _latest_offsets(self, begin: Position) -> Position:
-        """Return the topics' latest offsets; a deleted topic keeps its old ones, or is an error."""
+    def _ends(self, *, skip_unknown: bool = False) -> dict[str, TopicEnds]:
         found = {}
         for topic in self._options.topics:
             try:
-                found[topic] = self.cluster.ends(topic).latest
+                found[topic] = self.cluster.ends(topic)
             except UnknownTopicError:
-                if self._options.fail_on_data_loss or topic not in begin:
+                if not skip_unknown:
                     raise
-                found[topic] = begin[topic]
-        self.seen = found
         return found

@@ -15,8 +15,15 @@ from pyspark.sql.datasource import InputPartition
 
 from http_api.client import consumer
 from http_api.client.calls import ApiError
-from spark_source.cluster import NOT_FOUND, OUT_OF_RANGE_STATUS, cached_cluster
-from spark_source.decoding import DecodingError, Source, decode
+from spark_source.cluster import (
+    LOG_TRUNCATED_CODE,
+    NOT_FOUND,
+    OUT_OF_RANGE_STATUS,
+    TOPIC_CHANGED_CODE,
+    cached_cluster,
+    is_truncation,
+)
+from spark_source.decoding import DecodingError, Source, decode, epoch_before
 from spark_source.errors import DataLossError, NotServedError
 
 if TYPE_CHECKING:
@@ -99,6 +106,10 @@ class RangeReader:
         self._settings = settings
         self._now_s = now_s
         self._next = wanted.start
+        self._epoch = wanted.start_epoch
+        """Epoch of `_next`; None if it is not known."""
+        self._is_replaced = False
+        """True once the log was found not to be the one that the range was planned for."""
         self._record_bytes = float(FIRST_RECORD_BYTES)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -118,8 +129,10 @@ class RangeReader:
                 continue
             yield from self._decoded(page)
             self._record_bytes = max(1.0, len(page.body) / (page.next_offset - self._next))
-            self._next = page.next_offset
+            self._next, self._epoch = page.next_offset, page.next_leader_epoch
             progress_s = self._now_s()
+            if self._next >= self._range.end:
+                self._check_end(page)
 
     def _decoded(self, page: consumer.StoredPage) -> Iterator[pa.RecordBatch]:
         try:
@@ -137,25 +150,23 @@ class RangeReader:
             self._next,
             wait_ms=FETCH_WAIT_MS,
             max_bytes=int(min(self._settings.fetch_bytes, max(FETCH_BYTES_MIN, left))),
+            leader_epoch=self._epoch,
+            topic_id=self._range.topic_id,
         )
         try:
             page = self._cluster.run(call)
         except ApiError as error:
             self._refused(error)
             return None
-        if page.topic_id != self._range.topic_id:
-            self._lost(
-                f"the topic was deleted and created anew (id {self._range.topic_id} was planned, "
-                f"{page.topic_id} answers)",
-                self._range.end,
-            )
-            return None
         return page
 
     def _refused(self, error: ApiError) -> None:
         """Handle a refused offset or a deleted topic: skip the records, or report them as lost."""
-        if error.status == NOT_FOUND:
+        if error.status == NOT_FOUND or error.code == TOPIC_CHANGED_CODE:
             self._lost(str(error), self._range.end)
+            return
+        if error.code == LOG_TRUNCATED_CODE:
+            self._take_other_log(error)
             return
         if error.status != OUT_OF_RANGE_STATUS:
             raise NotServedError(f"{self._place()}: {error}") from error
@@ -182,9 +193,65 @@ class RangeReader:
             msg = f"{what}; failOnDataLoss=false skips them"
             raise DataLossError(msg)
         log.warning("skipped records: %s", what)
-        self._next = resume
+        self._next, self._epoch = resume, None
+
+    def _take_other_log(self, error: ApiError) -> None:
+        """Go on in a log that is not the one that was planned, or report what is lost.
+
+        A log that was cut is read from there on, though never below the range: what lies before it
+        is read once the stream's position is found to be of another log, too.
+        """
+        diverging = self._next if error.diverging_offset is None else error.diverging_offset
+        what = (
+            f"{self._place()}: offsets {diverging} to {self._next - 1}, which the query has read, "
+            f"are not in the log any more: {error}"
+        )
+        if self._settings.fail_on_data_loss:
+            msg = f"{what}; failOnDataLoss=false goes on"
+            raise DataLossError(msg)
+        self._is_replaced = True
+        if is_truncation(str(error)):
+            self._next = max(self._range.start, min(diverging, self._next))
+        self._epoch = None
+        log.warning("%s; the query goes on at offset %d", what, self._next)
+
+    def _check_end(self, page: consumer.StoredPage) -> None:
+        """Check that the range ends where it was planned: in the log that was planned.
+
+        The epoch of the last record shows it, except where compaction removed the record before the
+        end; then the broker is asked, which looks for the record.
+        """
+        end, planned = self._range.end, self._range.end_epoch
+        if planned is None or self._is_replaced:
+            return
+        found = page.next_leader_epoch
+        if page.next_offset > end:
+            found = epoch_before(page.body, end)
+        if found in {None, planned}:
+            return
+        call = consumer.fetch_stored(
+            self._range.topic, self._range.partition, end, wait_ms=0, max_bytes=1,
+            leader_epoch=planned, topic_id=self._range.topic_id,
+        )  # fmt: skip
+        try:
+            self._cluster.run(call)
+        except ApiError as error:
+            if error.code != LOG_TRUNCATED_CODE:
+                raise NotServedError(f"{self._place()}: {error}") from error
+            what = (
+                f"{self._place()}: offsets {error.diverging_offset} to {end - 1} of the planned "
+                f"range {self._range.start} to {end - 1} were replaced before they were read: "
+                f"{error}"
+            )
+            if self._settings.fail_on_data_loss:
+                msg = f"{what}; failOnDataLoss=false takes what is there"
+                raise DataLossError(msg) from error
+            log.warning("%s", what)
 
     def _check_patience(self, page: consumer.StoredPage, progress_s: float) -> None:
+        if self._is_replaced:  # it may never grow to the planned end again
+            self._lost(f"the log ends at {page.high_watermark}", self._range.end)
+            return
         retry_s = self._settings.connection.retry_s
         if self._now_s() - progress_s > retry_s:
             msg = (

@@ -138,6 +138,18 @@ class LeaderPort(Protocol):
     def acknowledge(self, replica: Replica) -> None: ...
 
 
+class ReplicaWaiter(Protocol):
+    """Port to a read that waits at replicas: a future, or the watch of a poll over many."""
+
+    def done(self) -> bool:
+        """Return whether it waits no more."""
+        ...
+
+    def set_result(self, replica: Replica, /) -> None:
+        """Take that this replica's high watermark or role has changed."""
+        ...
+
+
 class ReplicaHost(Protocol):
     """The part of the `ReplicaManager` that a replica uses."""
 
@@ -172,8 +184,8 @@ class Replica:
         """Link to the leader; None unless this replica follows one."""
         self.sessions: tuple[FollowerSession, ...] = ()
         """Sessions of the followers that this leader pushes to, at most one for each follower."""
-        self.fetch_waiters: dict[asyncio.Future[None], None] | None = None
-        """Waiting fetches in order of arrival; None instead of an empty dict, to save memory."""
+        self.fetch_waiters: dict[ReplicaWaiter, None] | None = None
+        """Waiting reads in order of arrival; None instead of an empty dict, to save memory."""
 
     def listen(self) -> None:
         """Follow moves of the log's durable end and of the high watermark from now on.
@@ -230,23 +242,23 @@ class Replica:
         """Let waiting fetches check again, `WAKE_SLICE` in each turn of the event loop."""
         waiters, self.fetch_waiters = self.fetch_waiters, None
         if waiters:
-            _wake(list(waiters))
+            _wake(self, list(waiters))
 
-    def wait(self, waiter: asyncio.Future[None]) -> None:
-        """Wake this fetch when the high watermark or the role changes."""
+    def wait(self, waiter: ReplicaWaiter) -> None:
+        """Wake this read once, when the high watermark or the role changes."""
         if self.fetch_waiters is None:
             self.fetch_waiters = {}
         self.fetch_waiters[waiter] = None
 
-    def forget_waiter(self, waiter: asyncio.Future[None]) -> None:
-        """Forget a fetch that no longer waits."""
+    def forget_waiter(self, waiter: ReplicaWaiter) -> None:
+        """Forget a read that no longer waits."""
         if self.fetch_waiters:
             self.fetch_waiters.pop(waiter, None)
 
 
-def _wake(waiters: list[asyncio.Future[None]]) -> None:
+def _wake(replica: Replica, waiters: list[ReplicaWaiter]) -> None:
     for waiter in waiters[:WAKE_SLICE]:
         if not waiter.done():
-            waiter.set_result(None)
+            waiter.set_result(replica)
     if len(waiters) > WAKE_SLICE:
-        asyncio.get_running_loop().call_soon(_wake, waiters[WAKE_SLICE:])
+        asyncio.get_running_loop().call_soon(_wake, replica, waiters[WAKE_SLICE:])

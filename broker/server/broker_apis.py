@@ -27,6 +27,7 @@ from broker.server.groups import GroupRequests
 from broker.server.health import damage_led_here
 from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.metadata_requests import MetadataRequests
+from broker.server.poll_routing import PollRouting
 from broker.server.produce import (
     REFUSED_WHOLE,
     KeylessPlacement,
@@ -42,6 +43,8 @@ from broker.server.requests import (
     OffsetsResult,
     OwnFacts,
     PartitionProgress,
+    PollPage,
+    PollRequest,
     ProduceRequest,
     RecordResult,
 )
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
     from broker.replication.log_start_manager import LogTrimming
     from broker.server.fetch import FollowerReads
     from broker.server.lifecycle import Lifecycle
+    from broker.server.local_polls import LocalPolls
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.record_placement import Partitioner
@@ -100,6 +104,7 @@ class RoutedBrokerApis:
         peers: PeerChannel,
         make_coordinator: Callable[[DataReader], GroupCoordinator],
         follower_reads: FollowerReads,
+        local_polls: LocalPolls,
         trimming: LogTrimming,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
@@ -138,6 +143,10 @@ class RoutedBrokerApis:
         self._reads = ReadRouting(
             config, local, self._existing, self.router, follower_reads, clock,
             self._topics.catch_up,
+        )  # fmt: skip
+        self.polls = PollRouting(
+            config, local_polls, follower_reads, loader, peers, clock, self._topics.catch_up,
+            random_bytes,
         )  # fmt: skip
         self._deletion = RecordDeletion(config.broker_id, self.router, trimming, clock)
         self.coordinator = make_coordinator(BrokerDataReader(self))
@@ -355,6 +364,9 @@ class RoutedBrokerApis:
 
     async def fetch(self, request: FetchRequest) -> FetchResult:
         return await self._reads.fetch(request)
+
+    async def poll(self, request: PollRequest) -> list[PollPage]:
+        return await self.polls.poll(request)
 
     async def offsets(
         self, topic: TopicName, partition: PartitionId, seen_epoch: int = UNKNOWN_EPOCH

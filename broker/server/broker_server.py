@@ -34,6 +34,7 @@ from broker.server.lifecycle import (
     waits_for_sync,
 )
 from broker.server.local_partitions import LocalPartitions
+from broker.server.local_polls import LocalPolls
 from broker.server.metadata_loader import MetadataLoader
 from broker.server.peer_requests import PeerRequests
 from broker.server.unclean import (
@@ -110,6 +111,7 @@ class BrokerServer:
         follower_reads = FollowerReads(
             config, self.manager, peers, clock, self._lifecycle.check_proof
         )
+        polls = LocalPolls(config, local, follower_reads, self.manager, clock)
         self.apis = RoutedBrokerApis(
             config,
             local,
@@ -119,6 +121,7 @@ class BrokerServer:
             peers,
             partial(self._make_coordinator, local, clock),
             follower_reads,
+            polls,
             self.trimming,
             clock,
             random_bytes,
@@ -134,6 +137,7 @@ class BrokerServer:
             self._coordinator,
             self.apis.local_facts,
             follower_reads,
+            polls,
             self.trimming,
         )
 
@@ -213,6 +217,7 @@ class BrokerServer:
             self._settled.set()
         self.apis.forwarded.image_changed()
         self.apis.router.image_changed(before, image)
+        self.apis.polls.image_changed()
         self.apis.observe_drains(image)
 
     async def start(self) -> None:

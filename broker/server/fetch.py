@@ -199,7 +199,7 @@ class FollowerReads:
         registration = image.partition(*partition)
         if registration is None or request.rack is None or request.offset is None:
             return None
-        if broker_layers(image, self._me, self._static).word(REPLICA_SELECTOR) != "rack":
+        if not self.is_enabled(image):
             return None
         follower = choose_follower(image, partition, registration, request.rack, self._me)
         if follower is None:
@@ -220,6 +220,10 @@ class FollowerReads:
             return await self._ask(image, follower, read)
         except (KafkaError, TimeoutError):
             return None  # whatever failed there, the leader can serve the read
+
+    def is_enabled(self, image: MetadataImage) -> bool:
+        """Return whether readers that name their rack may be served by followers."""
+        return broker_layers(image, self._me, self._static).word(REPLICA_SELECTOR) == "rack"
 
     async def _ask(self, image: MetadataImage, follower: BrokerId, read: Read) -> FetchResult:
         peer = image.brokers[follower].peer
@@ -242,23 +246,19 @@ class FollowerReads:
         deadline_ms = self._clock.monotonic_ms() + read.max_wait_ms
 
         def serving_replica() -> ServingReplica:
-            replica, role = self._in_sync(read.partition)
+            replica, role = self.in_sync(read.partition)
             check_seen(role.epoch, read.seen_epoch)
             return ServingReplica(replica, role.leader, role.epoch)
 
         def check(replica: Replica, at: int) -> None:
-            _check_range(replica, at)
-            if read.leader_epoch == UNKNOWN_EPOCH or at != read.offset:
-                return
-            if find_divergence(replica.log, at, read.leader_epoch) is not None:
-                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the leader decides")
+            check_position(replica, at, read.leader_epoch if at == read.offset else UNKNOWN_EPOCH)
 
         found = await self._reads.read(
             offset, read.max_bytes, deadline_ms, serving_replica, check, packed=read.packed
         )
         return replace(found, served_by=self._me)
 
-    def _in_sync(self, place: TopicIdPartition) -> tuple[Replica, Following]:
+    def in_sync(self, place: TopicIdPartition) -> tuple[Replica, Following]:
         """Return the replica here and its role, if it may serve now.
 
         Nothing is awaited between this check and the read. Raises NOT_LEADER_OR_FOLLOWER.
@@ -281,8 +281,15 @@ class FollowerReads:
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
 
 
-def _check_range(replica: Replica, offset: int) -> None:
-    if not replica.log.log_start_offset <= offset <= replica.log.log_end_offset:
+def check_position(replica: Replica, offset: int, epoch: int) -> None:
+    """Raise OFFSET_NOT_AVAILABLE where a follower can't serve: the leader decides.
+
+    ``epoch``: that of the record before the offset, as the reader knows it.
+    """
+    is_here = replica.log.log_start_offset <= offset <= replica.log.log_end_offset
+    if is_here and epoch != UNKNOWN_EPOCH:
+        is_here = find_divergence(replica.log, offset, epoch) is None
+    if not is_here:
         raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the leader decides")
 
 

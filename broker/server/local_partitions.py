@@ -168,7 +168,7 @@ class Reads:
         if self._parked >= self._max_parked:
             raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_fetches is reached")
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
+        waiter: asyncio.Future[Replica | None] = loop.create_future()
         timer = loop.call_later(at_most_ms / 1000, _finish, waiter)
         replica.wait(waiter)
         self._parked += 1
@@ -197,7 +197,7 @@ def split_packed(found: Sequence[Piece]) -> tuple[Sequence[BatchSlice], Sequence
     return cast("Sequence[BatchSlice]", found), ()
 
 
-def _finish(waiter: asyncio.Future[None]) -> None:
+def _finish(waiter: asyncio.Future[Replica | None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
 
@@ -571,9 +571,8 @@ class LocalPartitions:
             return ServingReplica(replica, self._config.broker_id, role.epoch)
 
         def check(replica: Replica, at: int) -> None:
-            if at == request.offset:
-                self._check_epoch(replica, at, request.leader_epoch)
-            self._check_range(replica, at)
+            epoch = request.leader_epoch if at == request.offset else UNKNOWN_EPOCH
+            self.check_position(replica, at, epoch)
 
         offset = request.offset
         if offset is None:
@@ -590,6 +589,16 @@ class LocalPartitions:
             # The record found is not committed; another leader may append others before (rule R8).
             return replace(found, next_offset=found.high_watermark, next_leader_epoch=UNKNOWN_EPOCH)
         return found
+
+    def check_position(self, replica: Replica, offset: int, epoch: int) -> None:
+        """Raise the reason why a read may not begin at this offset, behind a record of that epoch.
+
+        Raises:
+            KafkaError: `LogTruncatedError`; OFFSET_OUT_OF_RANGE, naming both ends;
+                OFFSET_NOT_AVAILABLE if this broker may be deposed without knowing it.
+        """
+        self._check_epoch(replica, offset, epoch)
+        self._check_range(replica, offset)
 
     def _check_epoch(self, replica: Replica, offset: int, epoch: int) -> None:
         """Raise `LogTruncatedError` if a position with this epoch is not one of the log.

@@ -58,6 +58,10 @@ class PeerRequestKind(IntEnum):
     REPEAT_CLAIMED = 14
     """APPEND_CLAIMED of records that the topic's configs refuse: the answer is the earlier
     append's, or INVALID_RECORD if there was none."""
+    POLL = 15
+    """Rows of a poll of many partitions, all served by the peer; it waits there."""
+    END_POLL = 16
+    """End of the wait of a POLL; the POLL is then answered at once."""
 
 
 _LENGTH = struct.Struct("<I")
@@ -265,13 +269,18 @@ def read_in(head: dict[str, Any]) -> Read:
 
 def encode_truncated(error: LogTruncatedError) -> bytes:
     """Encode the answer to a FETCH whose position is not one of the log any more."""
+    return join_body(truncated_fields(error))
+
+
+def truncated_fields(error: LogTruncatedError) -> dict[str, Any]:
+    """Return the fields by which a head names such an error; the inverse of `truncated_in`."""
     cause, offset, epoch = error.divergence
     divergence = [cause.value, offset, epoch]
-    return join_body({"position": [error.position, error.epoch], "divergence": divergence})
+    return {"position": [error.position, error.epoch], "divergence": divergence}
 
 
 def truncated_in(head: dict[str, Any]) -> LogTruncatedError:
-    """Return the error that `encode_truncated` encoded."""
+    """Return the error that `truncated_fields` described."""
     cause, offset, epoch = head["divergence"]
     divergence = Divergence(DivergenceCause(cause), offset, epoch)
     position, at_epoch = head["position"]

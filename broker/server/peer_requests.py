@@ -24,6 +24,7 @@ from broker.server.peer_codec import (
     read_in,
     split_body,
 )
+from broker.server.poll_messages import encode_leg_pages, leg_in, poll_id_in
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, PartitionId
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from broker.replication.replica_manager import ReplicaManager
     from broker.server.fetch import FollowerReads
     from broker.server.local_partitions import LocalPartitions
+    from broker.server.local_polls import LocalPolls
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.requests import OwnFacts
 
@@ -55,8 +57,10 @@ class PeerRequests:
         coordinator: GroupCoordinator,
         own_facts: Callable[[], OwnFacts],
         follower_reads: FollowerReads,
+        polls: LocalPolls,
         trimming: LogTrimming,
     ) -> None:
+        self._polls = polls
         self._own_facts = own_facts
         self._follower_reads = follower_reads
         self._trimming = trimming
@@ -84,22 +88,8 @@ class PeerRequests:
         match kind:
             case Kind.APPEND | Kind.APPEND_CLAIMED | Kind.REPEAT_CLAIMED:
                 return await self._append(kind, head, payload)
-            case Kind.FETCH:
-                try:
-                    return encode_fetched(await self._local.fetch(read_in(head)))
-                except LogTruncatedError as error:
-                    return encode_truncated(error)
-            case Kind.FETCH_FOLLOWER:
-                return encode_fetched(await self._follower_reads.serve(read_in(head)))
-            case Kind.OFFSETS:
-                found = self._local.offsets(partition_in(head), head["seen_epoch"])
-                return join_body(
-                    {
-                        "beginning_offset": found.beginning_offset,
-                        "end_offset": found.end_offset,
-                        "end_leader_epoch": found.end_leader_epoch,
-                    }
-                )
+            case Kind.FETCH | Kind.FETCH_FOLLOWER | Kind.OFFSETS | Kind.POLL | Kind.END_POLL:
+                return await self._read(kind, head)
             case Kind.AWAIT_METADATA:
                 async with asyncio.timeout(timeout_ms / 1000):
                     await self._loader.wait_for(MetadataOffset(head["offset"]))
@@ -118,6 +108,33 @@ class PeerRequests:
                 return await self._delete_records(head, timeout_ms)
             case _:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown request kind {kind}")
+
+    async def _read(self, kind: int, head: dict[str, Any]) -> bytes:
+        match kind:
+            case Kind.FETCH:
+                try:
+                    return encode_fetched(await self._local.fetch(read_in(head)))
+                except LogTruncatedError as error:
+                    return encode_truncated(error)
+            case Kind.FETCH_FOLLOWER:
+                return encode_fetched(await self._follower_reads.serve(read_in(head)))
+            case Kind.OFFSETS:
+                found = self._local.offsets(partition_in(head), head["seen_epoch"])
+                return join_body(
+                    {
+                        "beginning_offset": found.beginning_offset,
+                        "end_offset": found.end_offset,
+                        "end_leader_epoch": found.end_leader_epoch,
+                    }
+                )
+            case Kind.POLL:
+                return encode_leg_pages(await self._polls.serve_peer(*leg_in(head)))
+            case Kind.END_POLL:
+                # Behind its POLL on the same connection: that one's task has begun before.
+                self._polls.end(poll_id_in(head))
+                return join_body({})
+            case _:
+                raise AssertionError(kind)
 
     async def _delete_records(self, head: dict[str, Any], timeout_ms: int) -> bytes:
         start = await self._trimming.delete_records(

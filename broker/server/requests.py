@@ -139,6 +139,68 @@ class FetchResult:
     """The follower that served the read; None: the leader."""
 
 
+EPOCHS_MAX: Final = 16
+"""Most epochs that a page without records names; more have to be asked for from the last one on."""
+BATCH_OVERHEAD_BYTES: Final = 160
+"""Bytes that a batch takes beside its lines in an answer, at most: the line about it, or the
+headers between brokers."""
+
+
+class PollRow(NamedTuple):
+    """A partition to read, and the position from which on."""
+
+    topic: TopicName
+    partition: PartitionId
+    offset: int
+    leader_epoch: int = UNKNOWN_EPOCH
+    """See `FetchRequest.leader_epoch`."""
+    topic_id: TopicId | None = None
+    """See `FetchRequest.topic_id`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollRequest:
+    """A read of many partitions, none of them named twice."""
+
+    rows: Sequence[PollRow]
+    max_wait_ms: int = 1_000
+    min_bytes: int = 1
+    """Bytes of lines that one partition must have to end the wait; no effect with `news_only`."""
+    max_bytes: int = 8 << 20
+    """Room for the records of all pages; the first page holds at least one record whatever it is.
+    """
+    max_partition_bytes: int = 1 << 20
+    news_only: bool = False
+    """No records: each page has the end of its partition now, and the epochs up to there."""
+    rack: str | None = None
+    """See `FetchRequest.rack`."""
+    packed: bool = False
+    """See `FetchResult.packed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PollPage:
+    """Result of one row: records, news or an error."""
+
+    row: int
+    """Index of the row in the request."""
+    topic_id: TopicId | None
+    """The topic that was read, or that has the name now; None: there is none."""
+    found: FetchResult | KafkaError
+    epochs: Sequence[tuple[int, int]] = ()
+    """With `news_only`: (epoch, first offset) of what lies before ``found.next_offset``, at most
+    `EPOCHS_MAX`, the first ones."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that the records take in an answer, about; 0 without records."""
+        if isinstance(self.found, KafkaError):
+            return 0
+        pieces = self.found.packed or self.found.slices
+        sizes = (len(piece[1]) for piece in pieces)  # lines or frame
+        return sum(sizes) + BATCH_OVERHEAD_BYTES * len(pieces)
+
+
 FINAL: Final = -2
 """In place of a base offset: the error is the final answer, whatever its outcome."""
 
@@ -294,6 +356,15 @@ class BrokerApis(Protocol):
 
         OFFSET_OUT_OF_RANGE names both ends of the log. A position that is not one of this log any
         more is a `LogTruncatedError`, a topic with another id TOPIC_CHANGED.
+        """
+        ...
+
+    async def poll(self, request: PollRequest) -> list[PollPage]:
+        """Read many partitions; wait for the first that has a page.
+
+        Returns a page for each row with records, news or an error, in the order of the rows. Errors
+        that pass by themselves are returned only once something else is, or the wait is over.
+        QUEUE_FULL if too many partitions are polled here.
         """
         ...
 

@@ -43,6 +43,8 @@ class ApiError(ClientError):
         self.status = status
         self.code = code
         self.message = message
+        self.diverging_offset: int | None = None
+        """Of 40950: where the log differs from what the reader read; else None."""
         self.path = ""
         """Path of the refused request; empty if the caller does not set it."""
         self.retriable = bool(envelope.get("retriable", status == 503))
@@ -183,7 +185,11 @@ def error_of(answer: Answer) -> ApiError:
         text = answer.body[:200].decode(errors="replace").strip()
         return ApiError(answer.status, answer.status, text or f"HTTP {answer.status}", {})
     code = envelope.get("error_code", answer.status)
-    return ApiError(answer.status, int(code), str(envelope.get("message", "")), envelope)
+    error = ApiError(answer.status, int(code), str(envelope.get("message", "")), envelope)
+    diverging = answer.headers.get("quorumlog-diverging-offset", "")
+    if diverging.isascii() and diverging.isdigit():
+        error.diverging_offset = int(diverging)
+    return error
 
 
 ZSTD_WINDOW_BYTES_MAX = 1 << 23
@@ -210,22 +216,27 @@ def decode_answer(answer: Answer, request: Request) -> Answer:
     if not (said.isascii() and said.isdigit()) or int(said) > request.decoded_max:
         msg = f"a zstd answer of {said[:20]!r} bytes, expected {request.decoded_max} at most"
         raise ProtocolError(msg)
-    return replace(answer, body=_decompress_frames(answer.body, int(said)))
+    length = int(said)
+    body = decompress_frames(answer.body, length)
+    if len(body) != length:
+        msg = f"a zstd answer of {length} bytes holds only {len(body)}"
+        raise ProtocolError(msg)
+    return replace(answer, body=body)
 
 
-def _decompress_frames(body: bytes, length: int) -> bytes:
+def decompress_frames(body: bytes, length_max: int) -> bytes:
+    """Return the bytes of consecutive zstd frames; `ProtocolError` over ``length_max`` of them."""
     import zstandard  # imported on first use, because loading it takes a while
 
     reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES_MAX).stream_reader(
         body, read_across_frames=True
     )
     try:
-        found = bytes(reader.read(length + 1))
+        found = bytes(reader.read(length_max + 1))
     except zstandard.ZstdError as error:
         msg = f"a zstd answer that can't be decoded: {error}"
         raise ProtocolError(msg) from error
-    if len(found) != length:
-        more = "more" if len(found) > length else f"only {len(found)}"
-        msg = f"a zstd answer of {length} bytes holds {more}"
+    if len(found) > length_max:
+        msg = f"a zstd answer of {length_max} bytes holds more"
         raise ProtocolError(msg)
     return found

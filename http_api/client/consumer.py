@@ -19,8 +19,8 @@ from http_api.contract.media_types import LINES, NDJSON, V2, V2_BINARY, V2_JSON
 
 DEFAULT_WAIT_MS = 1_000
 DEFAULT_MAX_BYTES = 1_048_576
-_NETWORK_MARGIN_S = 10.0
-_OVER_BYTES = 1 << 27
+NETWORK_MARGIN_S = 10.0
+OVER_BYTES = 1 << 27
 """Bytes allowed beyond ``max_bytes``: a first record may be longer, up to 64 MiB as a line."""
 _LINES_PER_BATCH = 4
 """Factor by which lines about batches can exceed records, if each batch has one short record."""
@@ -91,6 +91,8 @@ class StoredPage:
     high_watermark: int
     log_start_offset: int
     topic_id: str
+    next_leader_epoch: int | None = None
+    """Epoch of ``next_offset``: of the record right before it; None if it is not known."""
 
 
 _decode_records = msgspec.json.Decoder(list[Record]).decode
@@ -161,20 +163,28 @@ def fetch_lines(
 def fetch_stored(
     topic: str,
     partition: int,
-    offset: int,
+    offset: int | str,
     *,
     wait_ms: int = DEFAULT_WAIT_MS,
     max_bytes: int = DEFAULT_MAX_BYTES,
     rack: str | None = None,
+    leader_epoch: int | None = None,
+    topic_id: str | None = None,
 ) -> Call[StoredPage]:
     """Return the call that reads like `fetch`, for readers that decode many records at once.
 
-    Batches that are stored compressed are sent compressed and decoded by the client.
+    Batches that are stored compressed are sent compressed and decoded by the client. ``offset`` may
+    be ``earliest`` or ``latest``. With ``leader_epoch``, the epoch of the offset, and ``topic_id``,
+    another log or topic than the one that was read before is refused with 409 (KIP-320).
     """
     request = _fetch_request(
-        topic, partition, offset, wait_ms, max_bytes, NDJSON, include="batches", rack=rack
-    )
-    request = replace(request, decoded_max=_LINES_PER_BATCH * max_bytes + _OVER_BYTES)
+        topic, partition, offset, wait_ms, max_bytes, NDJSON, rack=rack,
+        include="batches",
+        frames="many",  # `content_coding` reads many frames
+        leader_epoch=leader_epoch,
+        topic_id=topic_id,
+    )  # fmt: skip
+    request = replace(request, decoded_max=_LINES_PER_BATCH * max_bytes + OVER_BYTES)
 
     def parse(answer: Answer) -> StoredPage:
         return StoredPage(
@@ -183,6 +193,11 @@ def fetch_stored(
             high_watermark=_header(answer, "high-watermark"),
             log_start_offset=_header(answer, "log-start-offset"),
             topic_id=answer.headers.get("quorumlog-topic-id", ""),
+            next_leader_epoch=(
+                _header(answer, "next-leader-epoch")
+                if "quorumlog-next-leader-epoch" in answer.headers
+                else None
+            ),
         )
 
     return Call(request, parse)
@@ -219,27 +234,26 @@ def offset_at(topic: str, partition: int, timestamp_ms: int) -> Call[int]:
 def _fetch_request(
     topic: str,
     partition: int,
-    offset: int,
+    offset: int | str,
     wait_ms: int,
     max_bytes: int,
     accept: str,
-    include: str | None = None,
     *,
     rack: str | None = None,
+    **more: object,
 ) -> Request:
-    query = {
+    query: dict[str, object] = {
         "offset": offset,
         "timeout": wait_ms,
         "max_bytes": max_bytes,
-        "include": include,
         "rack": rack,
-        "frames": "many" if include == "batches" else None,  # `content_coding` reads many frames
+        **more,
     }
     return Request(
         method="GET",
         path=path_of("topics", topic, "partitions", partition, "records", query=query),
         accept=accept,
-        timeout_s=wait_ms / 1000 + _NETWORK_MARGIN_S,
+        timeout_s=wait_ms / 1000 + NETWORK_MARGIN_S,
         # The replica that serves a rack is cached like a leader, under a name no topic can have.
         leader_key=(topic if rack is None else f"{topic}@{rack}", partition),
     )

@@ -69,6 +69,7 @@ from http_api.server.routes.v3.group_repairs import GroupRepairRoutes
 from http_api.server.routes.v3.partitions import PartitionRoutes, ReassignmentRoutes
 from http_api.server.routes.v3.record_lists import RecordListRoutes
 from http_api.server.routes.v3.records import RecordRoutes
+from http_api.server.routes.v3.records_poll import PollRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
 from http_api.server.routing import PathRouter, RouteGroup
 from http_api.server.streams import StreamRegistry
@@ -238,6 +239,7 @@ def _routes(context: ApiContext) -> tuple[RouteGroup, ...]:
         PartitionRoutes(context),
         RecordRoutes(context),
         RecordListRoutes(context),
+        PollRoutes(context),
         ReassignmentRoutes(context),
         ConsumerGroupRoutes(context),
         GroupMemberRoutes(context),

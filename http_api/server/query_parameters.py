@@ -49,7 +49,7 @@ IGNORED_PREFIX: Final = "_"
 """First character of names without a meaning: clients add such parameters to pass by caches."""
 IGNORED_NAMED_MAX: Final = 32
 """Most ignored names in the header, to limit its size."""
-_TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
+TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 IGNORED_CHARS_MAX: Final = 100
 """Longest part of an ignored name in the header."""
 
@@ -162,7 +162,7 @@ def topic_id_of(query: Mapping[str, str]) -> TopicId | None:
         RestError: 400/40002 for a value that is no topic id.
     """
     topic_id = READ_TOPIC_ID.read(query)
-    if topic_id is not None and not _TOPIC_ID.fullmatch(topic_id):
+    if topic_id is not None and not TOPIC_ID.fullmatch(topic_id):
         raise bad_parameter(READ_TOPIC_ID.name, topic_id, "22 characters, as in Quorumlog-Topic-Id")
     return None if topic_id is None else TopicId(topic_id)
 

@@ -120,6 +120,17 @@ async def test_an_answer_through_a_proxy_names_no_broker_by_url(
     assert "quorumlog-leader-url" in again.headers, "only the forwarded request is answered so"
 
 
+async def test_a_page_of_a_poll_through_a_proxy_names_no_leader_by_url(proxied: Door) -> None:
+    await proxied.call("POST", "/topics/flights/partitions/0", RECORDS, {"Content-Type": JSON_V2})
+    row = b'{"topic_name":"flights","partition_id":0,"offset":0}'
+    for seen, is_named in (({}, True), (SEEN, False)):
+        headers = {"Content-Type": "application/json", **seen}
+        body = b'{"partitions":[%b]}' % row
+        answer = await proxied.call("POST", f"{V3}/records:poll", body, headers)
+        page = json.loads(answer.body.partition(b"\n")[0])["page"]
+        assert (page["leader_url"] is not None) is is_named
+
+
 async def test_an_answer_through_a_proxy_names_no_coordinator_by_url(proxied: Door) -> None:
     proxied.apis.add_topic(OFFSETS_TOPIC, 12)
     path = f"{V3}/consumer-groups/pilots/offsets"

@@ -18,6 +18,7 @@ from broker.record.render import offset_of_line, splice_timestamps
 from broker.server.health import ClusterHealth, Damage, judge, tally_partitions
 from broker.server.local_partitions import check_seen
 from broker.server.metadata_requests import MetadataLogPage, QuorumView
+from broker.server.poll_messages import epochs_between, pages_in_room
 from broker.server.produce import KeylessPlacement
 from broker.server.requests import (
     ACKS_ALL,
@@ -29,6 +30,9 @@ from broker.server.requests import (
     OffsetsResult,
     OwnFacts,
     PartitionProgress,
+    PollPage,
+    PollRequest,
+    PollRow,
     ProduceRequest,
     RecordResult,
 )
@@ -487,6 +491,49 @@ class FakeBrokerApis:
         except TimeoutError:
             pass
         return self.result_of(log, offset, request.max_bytes, packed=request.packed)
+
+    async def poll(self, request: PollRequest) -> list[PollPage]:
+        """Pages of whole logs, cut where the room ends."""
+        self.requests.append(request)
+        if self.fetch_error is not None:
+            raise self.fetch_error
+        deadline_s = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
+        while True:
+            changes = [log.changed.wait() for log in self.logs.values()]
+            waits = [asyncio.ensure_future(change) for change in changes]
+            rows = enumerate(request.rows)
+            found = [page for number, row in rows if (page := self._page(number, row, request))]
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            if not found and left_s > 0:
+                await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            if found or left_s <= 0:
+                return pages_in_room(found, request.max_bytes)
+
+    def _page(self, number: int, row: PollRow, request: PollRequest) -> PollPage | None:
+        log, topic_id = self.logs.get((row.topic, row.partition)), None
+        try:
+            if log is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "not here")
+            topic_id = self.image.topic_ids[row.topic]
+            if row.topic_id not in {None, topic_id}:
+                raise KafkaError(ErrorCode.TOPIC_CHANGED)
+            if row.leader_epoch != UNKNOWN_EPOCH:
+                divergence = find_divergence(log, row.offset, row.leader_epoch)
+                if divergence is not None:
+                    raise LogTruncatedError(row.offset, row.leader_epoch, divergence)
+            if not log.start <= row.offset <= log.end:
+                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        except KafkaError as error:
+            return PollPage(number, topic_id, error)
+        if row.offset == log.end:
+            return None
+        result = self.result_of(log, row.offset, request.max_partition_bytes, packed=request.packed)
+        if not request.news_only:
+            return PollPage(number, topic_id, result)
+        epochs = epochs_between(log.epoch_entries, row.offset, log.end)
+        return PollPage(number, topic_id, replace(result, slices=(), packed=()), tuple(epochs))
 
     def _first_at(self, log: FakePartition, timestamp_ms: int) -> int:
         for piece in log.slices:

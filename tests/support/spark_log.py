@@ -33,6 +33,12 @@ class Log:
         """The topic's id."""
         return asyncio.run(self.cluster.create_topic(topic, partitions))
 
+    def grow(self, topic: str, partitions: int) -> None:
+        """Add partitions, up to this number."""
+        url = f"{self.cluster.topics_url(1)}/{topic}"
+        body = {"partitions_count": partitions}
+        assert asyncio.run(self.cluster.ask("PATCH", url, body)).status == 200
+
     def delete(self, topic: str) -> None:
         url = f"{self.cluster.topics_url(1)}/{topic}"
         assert asyncio.run(self.cluster.ask("DELETE", url)).status == 204

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -12,8 +12,10 @@ from broker.replication.frames import Push, Valid
 from broker.replication.partition import NO_SESSION, Following
 from broker.server.fetch import FollowerReads, choose_follower
 from broker.server.local_partitions import Read
+from broker.server.local_polls import LocalPolls, PollWatch
 from broker.server.peer_codec import PeerRequestKind
-from broker.server.requests import FetchRequest
+from broker.server.poll_messages import PlacedRow, PollLeg
+from broker.server.requests import FetchRequest, FetchResult
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -188,6 +190,33 @@ async def test_cold_bytes_are_read_off_the_loop_and_the_replica_is_checked_again
     with pytest.raises(KafkaError) as refused:
         await reading
     assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_a_poll_of_a_follower_waits_there_and_leaves_the_rest_to_the_leader(
+    tmp_path: Path,
+) -> None:
+    follower = Follower(tmp_path)
+    polls = LocalPolls(
+        config_of(tmp_path), cast("Any", None), follower.reads, follower.manager, SystemClock()
+    )
+
+    def leg(offset: int) -> PollLeg:
+        return PollLeg(
+            rows=[PlacedRow(0, HERE, offset, -1)], max_wait_ms=5_000, min_bytes=1,
+            max_bytes=1 << 20, max_partition_bytes=1 << 20, news_only=False, packed=False,
+            from_follower=True,
+        )  # fmt: skip
+
+    waiting = asyncio.ensure_future(polls.serve(leg(6), PollWatch()))
+    await asyncio.sleep(0.02)
+    assert not waiting.done(), "offset 6 is here, and not known to be committed"
+    follower.replica.partition.on_push(Push(5, 0, 10, 10, 8, 0, b""))
+    [page] = (await waiting).pages
+    assert isinstance(page.found, FetchResult)
+    assert (page.found.next_offset, page.found.served_by) == (8, ME)
+    beyond = await asyncio.wait_for(polls.serve(leg(11), PollWatch()), 1)
+    assert not beyond.pages
+    assert beyond.unserved[0].code is ErrorCode.OFFSET_NOT_AVAILABLE
 
 
 @pytest.mark.parametrize("offset", [11, 99])

@@ -526,6 +526,13 @@ _LIMITS = _at_start(
             "Most reads that wait for a record at the same time.",
         ),
         (
+            "max.polled.partitions",
+            200_000,
+            1,
+            10**7,
+            "Most partitions in the records:poll requests that wait at the same time.",
+        ),
+        (
             "replication.push.bytes",
             1 << 20,
             1 << 10,
