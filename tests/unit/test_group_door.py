@@ -255,7 +255,7 @@ def door(
     made_door = RoutedBrokerApis(
         config, cast("Any", None), cast("Any", loader), cast("Any", None),
         cast("Any", controllers), cast("Any", peers), lambda _: cast("Any", coordinator),
-        cast("Any", None), cast("Any", None), clock or SystemClock(),
+        cast("Any", None), cast("Any", None), cast("Any", None), clock or SystemClock(),
         lambda count: bytes(range(count)),
     )  # fmt: skip
     return made_door, peers, controllers, coordinator

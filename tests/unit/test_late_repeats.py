@@ -52,7 +52,7 @@ class Brokers:
         )
         return RoutedBrokerApis(
             config, self.here.local, loader, lifecycle, nothing, loader, lambda _: nothing,
-            nothing, nothing, SystemClock(), lambda count: bytes(range(count)),
+            nothing, nothing, nothing, SystemClock(), lambda count: bytes(range(count)),
         )  # fmt: skip
 
     def learn(self, configs: dict[str, str]) -> None:

@@ -122,7 +122,7 @@ def door(directory: Path, image: MetadataImage, answer: bytes | None = None) -> 
     nobody = cast("Any", None)
     apis = RoutedBrokerApis(
         config, nobody, cast("Any", loader), nobody, nobody, cast("Any", peers),
-        lambda _: nobody, nobody, nobody, clock, lambda count: bytes(range(count)),
+        lambda _: nobody, nobody, nobody, nobody, clock, lambda count: bytes(range(count)),
     )  # fmt: skip
     return Door(apis, loader, clock, peers)
 
