@@ -120,6 +120,7 @@ class World:
             lambda: self.facts,
             cast("Any", None),
             cast("Any", None),
+            cast("Any", None),
         )
 
     def leading(self, place: TopicIdPartition) -> tuple[Any, Any]:

@@ -38,7 +38,7 @@ class Brokers:
         self.kinds: list[int] = []
         """The leader is of a version that does not know the question."""
         nothing: Any = None
-        self.services = PeerRequests(here.local, here.manager, *[nothing] * 5)
+        self.services = PeerRequests(here.local, here.manager, *[nothing] * 6)
         self.leader = self._apis(directory, ME)
         self.other = self._apis(directory, OTHER)
         self.learn({})
