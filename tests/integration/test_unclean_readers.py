@@ -228,3 +228,26 @@ def test_invariant_g16_a_tail_that_is_open_ends_with_the_error(story: Story, nam
     *records, last = story.tails[name].splitlines()
     assert [line for line in records if line.strip()] == [], "nothing of the other log"
     assert json.loads(last)["error_code"] == 40950
+
+
+async def test_invariant_g16_a_poll_reports_both_in_one_answer(story: Story) -> None:
+    rows = [
+        {
+            "topic_name": at.topic,
+            "partition_id": 0,
+            "offset": at.offset,
+            "leader_epoch": at.epoch,
+        }
+        for at in (story.cut, story.replaced)
+    ]
+    now = story.cluster.read()
+    for broker in (1, 2, 3):
+        url = f"{story.cluster.url(broker)}/v3/clusters/{now.cluster_id}/records:poll"
+        answer = await story.cluster.ask("POST", url, {"partitions": rows, "wait_ms": 2_000})
+        assert answer.status == 200, answer
+        pages = [json.loads(line)["page"] for line in answer.body.splitlines()]
+        found = {page["topic_name"]: page for page in pages}
+        assert [found[at.topic]["error_code"] for at in (story.cut, story.replaced)] == [40950] * 2
+        assert found["cut"]["diverging_offset"] == 80
+        assert found["replaced"]["diverging_offset"] == 0
+        assert all(page["bytes"] == 0 for page in pages)
