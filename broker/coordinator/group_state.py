@@ -183,9 +183,9 @@ class Group:
     """True if a record holds its epoch; else its epoch began at `GroupsState.forgotten_epoch`."""
     empty_since_ms: int | None = None
     """Wall time at which the last instance left, if that is known."""
-    orphans: dict[InstanceId, list[GroupRecord]] = field(default_factory=dict)
-    """Records of memberships and seeks that were read before their instance's. Compaction keeps
-    only the newest record of the instance, which may be the later one."""
+    orphans: dict[InstanceId, dict[MemberKey | SeekKey, GroupRecord]] = field(default_factory=dict)
+    """Memberships and seeks that were read before their instance, the newest of each. Compaction
+    keeps only the newest record of the instance, which may be the later one."""
     owners: dict[TopicPartition, InstanceId] = field(default_factory=dict)
     """The member that owns each partition by subscription."""
     assignees: dict[TopicPartition, InstanceId] = field(default_factory=dict)
@@ -384,14 +384,13 @@ class GroupsState:
             )
         instance.value = value
         instance.manual = NOTHING if value.manual is None else partitions_of(value.manual)
-        for orphan in group.orphans.pop(key.instance, ()):
+        for orphan in group.orphans.pop(key.instance, {}).values():
             self.fold(orphan)
 
     def _fold_member(self, group: Group, key: MemberKey, value: object) -> None:
         instance = group.instances.get(key.instance)
         if instance is None:
-            if isinstance(value, MemberValue):
-                group.orphans.setdefault(key.instance, []).append(GroupRecord(key, value))
+            _fold_orphan(group, key, value if isinstance(value, MemberValue) else None)
             return
         if not isinstance(value, MemberValue):
             instance.member = None
@@ -422,8 +421,7 @@ class GroupsState:
     def _fold_seek(self, group: Group, key: SeekKey, value: object) -> None:
         instance = group.instances.get(key.instance)
         if instance is None:
-            if isinstance(value, SeekValue):
-                group.orphans.setdefault(key.instance, []).append(GroupRecord(key, value))
+            _fold_orphan(group, key, value if isinstance(value, SeekValue) else None)
             return
         partition = TopicPartition(key.topic, key.partition)
         if isinstance(value, SeekValue):
@@ -489,6 +487,20 @@ def _fold_place(
         facts[partition] = value
     else:
         facts.pop(partition, None)
+
+
+def _fold_orphan(
+    group: Group, key: MemberKey | SeekKey, value: MemberValue | SeekValue | None
+) -> None:
+    """Keep a fact whose instance comes later in the log, or forget one that no longer holds.
+
+    Older facts of the key may be read too: while the cleaner works, it has replaced the first
+    segments only, and a record there may be gone for one behind all of them.
+    """
+    if value is not None:
+        group.orphans.setdefault(key.instance, {})[key] = GroupRecord(key, value)
+    elif key.instance in group.orphans:
+        group.orphans[key.instance].pop(key, None)
 
 
 def _fold_offset(group: Group, key: OffsetKey, value: object) -> None:

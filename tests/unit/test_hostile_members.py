@@ -1,0 +1,76 @@
+"""Interleavings around members, seats, tokens and lives of topics, each once reproduced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broker.coordinator.group_messages import (
+    OffsetReset,
+)
+from broker.coordinator.records import MemberKey
+from raft_metadata.common.ids import InstanceId, PartitionId
+from tests.support.group_world import BY_HAND, GroupWorld
+from tests.unit.test_group_reads import JSON, world
+
+__all__ = ["world"]
+LATEST = replace(JSON, auto_offset_reset=OffsetReset.LATEST)
+ONE = InstanceId("a")
+ZERO = PartitionId(0)
+STATIC = replace(BY_HAND, static_id="s1", session_timeout_ms=60_000)
+
+
+# lives of a topic's name
+
+
+# seats, targets and time
+
+
+# records that were read in an order that cleaning makes
+
+
+def test_invariant_g9_a_load_beside_the_cleaner_gives_no_partition_two_owners() -> None:
+    """The cleaner replaced the first segment, and not the second: both hold what it knows."""
+    world = GroupWorld(partitions=2)
+    world.join("a", BY_HAND)
+    first = len(world.log)
+    world.join("b", BY_HAND)
+    world.call("a")
+    world.read_after("a", "0")
+    found = world.owned("a"), world.owned("b"), dict(world.group.owners)
+    clean_up_to(world, first)
+    world.fail_over()
+    assert (world.owned("a"), world.owned("b"), dict(world.group.owners)) == found
+
+
+def test_invariant_g9_a_load_beside_the_cleaner_brings_no_seek_back() -> None:
+    world = GroupWorld(partitions=1)
+    world.join("a", BY_HAND)
+    first = len(world.log)
+    world.seek("a", 0, 50)
+    world.read("a", 10)
+    world.commit_all("a")
+    world.read_after("a", "0")
+    clean_up_to(world, first)
+    world.fail_over()
+    assert world.position("a", 0) == 60
+
+
+def test_invariant_g2_a_load_beside_the_cleaner_gives_no_seat_twice() -> None:
+    world = GroupWorld(partitions=2)
+    world.join("a", STATIC)
+    first = next(at for at, one in enumerate(world.log) if isinstance(one.key, MemberKey))
+    world.create("a2", STATIC)
+    clean_up_to(world, first)
+    world.fail_over()
+    assert world.owned("a2") == {0, 1}
+    assert world.owned("a") == set(), "two owners"
+
+
+def clean_up_to(world: GroupWorld, end: int) -> None:
+    """Take from the first entries those that any later entry replaces."""
+    newest = {(type(entry.key), entry.key): at for at, entry in enumerate(world.log)}
+    kept = [e for at, e in enumerate(world.log[:end]) if newest[type(e.key), e.key] == at]
+    world.log = kept + world.log[end:]
+
+
+# tokens
