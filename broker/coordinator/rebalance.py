@@ -230,7 +230,7 @@ def reconcile(
     for one in members.values():
         if not _reads_now(one):
             _grant(state, group, one)
-        _note_revocation(state, group, one)
+        note_revocation(state, group, one)
 
 
 def _reads_now(member: Instance) -> bool:
@@ -268,10 +268,11 @@ def release(
     for name in sorted(waiting):
         if not _reads_now(group.instances[name]):
             _grant(state, group, group.instances[name])
-    _note_revocation(state, group, member)
+    note_revocation(state, group, member)
 
 
-def _note_revocation(state: GroupsState, group: Group, member: Instance) -> None:
+def note_revocation(state: GroupsState, group: Group, member: Instance) -> None:
+    """Note since when a member owns partitions that it must give up; it has a limited time."""
     session = state.sessions[InstanceKey(group.name, member.name)]
     if member.owned <= member.target:
         session.revoking_since_ms = None

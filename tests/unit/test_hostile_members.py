@@ -10,6 +10,7 @@ from broker.coordinator.group_messages import (
 from broker.coordinator.records import MemberKey
 from raft_metadata.common.ids import InstanceId, PartitionId
 from tests.support.group_world import BY_HAND, GroupWorld
+from tests.unit.test_direct_members import numbers, revoked
 from tests.unit.test_group_reads import JSON, world
 
 __all__ = ["world"]
@@ -23,6 +24,21 @@ STATIC = replace(BY_HAND, static_id="s1", session_timeout_ms=60_000)
 
 
 # seats, targets and time
+
+
+def test_invariant_g14_a_taken_seat_gives_up_in_the_rebalance_time() -> None:
+    """It was to give partitions up when its client came back, and never does."""
+    world = GroupWorld(partitions=4)
+    world.join_directly("a", STATIC, timeout_ms=5_000)
+    b = world.join_directly("b", timeout_ms=5_000)
+    again = world.join_directly("a2", STATIC, timeout_ms=5_000)
+    held = [*numbers(again), *revoked(again)]
+    assert sorted(held) == [0, 1, 2, 3]
+    for _ in range(4):
+        world.pass_time(2_000)
+        world.beat("a2", again.member_epoch, *held)
+        b = world.beat("b", b.member_epoch, *numbers(b))
+    assert len(numbers(b)) == 2, "the group stands still"
 
 
 # records that were read in an order that cleaning makes
