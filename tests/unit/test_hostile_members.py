@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+
+import pytest
 
 from broker.coordinator.group_messages import (
     OffsetReset,
 )
 from broker.coordinator.records import MemberKey
-from raft_metadata.common.ids import InstanceId, PartitionId
-from tests.support.group_world import BY_HAND, GroupWorld
+from broker.coordinator.target_worker import OVERTAKEN_MAX
+from raft_metadata.common.ids import InstanceId, PartitionId, TopicName
+from tests.support.doors.coordinator import shard_of
+from tests.support.group_world import BY_HAND, GroupWorld, place
+from tests.support.waiting import until
 from tests.unit.test_direct_members import numbers, revoked
-from tests.unit.test_group_reads import JSON, world
+from tests.unit.test_group_reads import JSON, G, World, world
+from tests.unit.test_hostile_groups import recreate
+from tests.unit.test_member_requests import join_request, watch_computations
 
 __all__ = ["world"]
 LATEST = replace(JSON, auto_offset_reset=OffsetReset.LATEST)
@@ -39,6 +47,38 @@ def test_invariant_g14_a_taken_seat_gives_up_in_the_rebalance_time() -> None:
         world.beat("a2", again.member_epoch, *held)
         b = world.beat("b", b.member_epoch, *numbers(b))
     assert len(numbers(b)) == 2, "the group stands still"
+
+
+async def test_invariant_g1_targets_that_were_overtaken_take_nothing_of_newer_ones(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of three computations is overtaken by a change that makes the group small."""
+    world.apis.add_topic("big", 3_000)
+    world.coordinator.on_metadata_update(world.apis.image)
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def change() -> None:
+        seen.append(len(seen))
+        asyncio.run_coroutine_threadsafe(step(len(seen)), loop).result(5)
+
+    async def step(number: int) -> None:
+        if number < OVERTAKEN_MAX:
+            await world.ask(join_request(f"m{number}", topic="big"))
+        else:
+            recreate(world, TopicName("big"), 4, "B")
+
+    watch_computations(monkeypatch, change)
+    await world.ask(join_request("a", topic="big"))
+    shard = shard_of(world.coordinator, ZERO)
+    await until(lambda: len(seen) >= OVERTAKEN_MAX and not is_computing())
+    members = shard.state().groups[G].members.values()
+    targets = sorted(one for member in members for one in member.target)
+    assert targets == [place(number, "big") for number in range(4)]
+
+
+def is_computing() -> bool:
+    return any(task.get_name().startswith("group-targets") for task in asyncio.all_tasks())
 
 
 # records that were read in an order that cleaning makes
