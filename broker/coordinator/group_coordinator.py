@@ -646,7 +646,6 @@ class GroupCoordinator:
 
         def decision(state: GroupsState) -> bool:
             _, instance, _ = state.find(key)
-            instances.acknowledge_before(state, key, request.after)
             if offsets is None:
                 commits.check_may_commit(state, key)
                 commits.commit_delivered(state, key, topics)
@@ -657,6 +656,10 @@ class GroupCoordinator:
             instances.begin_call(state, key, topics, done=False)
             return instance.value.settings.strimzi
 
+        # A decision of its own: a refusal of the offsets leaves the client's word as it is.
+        shard.decide(
+            lambda state: instances.acknowledge_before(state, key, request.after), generation
+        )
         strimzi = shard.decide(decision, generation)
         await shard.settled()
         return OffsetsCommitted(strimzi=strimzi)

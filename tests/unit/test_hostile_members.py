@@ -8,16 +8,20 @@ from dataclasses import replace
 import pytest
 
 from broker.coordinator.group_messages import (
+    Commit,
+    GroupOffset,
     OffsetReset,
+    Positions,
 )
 from broker.coordinator.records import MemberKey
 from broker.coordinator.target_worker import OVERTAKEN_MAX
+from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName
 from tests.support.doors.coordinator import shard_of
 from tests.support.group_world import BY_HAND, GroupWorld, place
 from tests.support.waiting import until
-from tests.unit.test_direct_members import numbers, revoked
-from tests.unit.test_group_reads import JSON, G, World, world
+from tests.unit.test_direct_members import numbers, refused, revoked
+from tests.unit.test_group_reads import JSON, G, T, World, world
 from tests.unit.test_hostile_groups import recreate
 from tests.unit.test_member_requests import join_request, watch_computations
 
@@ -130,3 +134,18 @@ def clean_up_to(world: GroupWorld, end: int) -> None:
 
 
 # tokens
+
+
+async def test_a_refused_commit_with_a_token_leaves_every_groups_positions(world: World) -> None:
+    """Its token makes a token reader, which is a record, and then its body is refused."""
+    await world.join("a")
+    await world.produce(0, b"1", b"2", b"3")
+    found = await world.poll("a")
+    shard = shard_of(world.coordinator, ZERO)
+    generation = shard.generation
+    far = Commit(group=G, instance=ONE, offsets=(GroupOffset(T, ZERO, 99),), after=found.token)
+    with refused(ErrorCode.ILLEGAL_STATE):
+        await world.ask(far)
+    assert shard.generation == generation, "the state of all groups was dropped"
+    rows = await world.ask(Positions(group=G, instance=ONE))
+    assert [row.offset for row in rows if row.partition == 0] == [3]
