@@ -114,7 +114,9 @@ class Session:
     revoking_since_ms: int | None = None
     """Judge time since which it owns partitions that it must give up; None if there are none."""
     unreported_moves: list[Move] = field(default_factory=list)
-    """Moves of its positions that no answer has named yet; at most one for each partition."""
+    """Moves of its positions of which its client may not know; at most one for each partition."""
+    reported_moves: dict[str, tuple[Move, ...]] = field(default_factory=dict)
+    """By token, the moves that an answer reported which a token reader has not acknowledged."""
     blocked: dict[TopicPartition, BlockedRecord] = field(default_factory=dict)
     """Records that a read found and its format can't show; `blocked` decides if one still stops
     the instance."""
@@ -133,6 +135,21 @@ class Session:
         if found is None or facts is None or facts.topic_id != found.topic_id:
             return None
         return found
+
+    def moves_to_report(self, at_most: int, token: str | None) -> tuple[Move, ...]:
+        """Return the moves for an answer; with a token, again until it is acknowledged."""
+        reported = tuple(self.unreported_moves[:at_most])
+        if token is None:
+            del self.unreported_moves[:at_most]
+        elif reported:
+            self.reported_moves[token] = reported
+        return reported
+
+    def acknowledge_moves(self, token: str) -> None:
+        """Forget the moves that the answer with this token reported: its client knows of them."""
+        known = self.reported_moves.get(token, ())
+        self.unreported_moves = [one for one in self.unreported_moves if one not in known]
+        self.reported_moves.clear()
 
     def high_watermark(self, partition: TopicPartition, topics: Topics) -> int | None:
         """Return the high watermark seen in a partition, unless its topic was deleted since."""

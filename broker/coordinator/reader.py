@@ -650,16 +650,11 @@ class _Read:
         if mine:
             owned = sorted(instance.assignment)
             self.session.rotation = owned.index(mine[-1].partition) + 1
-        return self._answer(join_bodies(mine), self._count(mine), token, self._take_moves())
-
-    def _take_moves(self) -> tuple[Move, ...]:
-        """Return the moves that this answer reports; the others wait for the next one."""
-        moves = self.session.unreported_moves
-        reported, self.session.unreported_moves = (
-            moves[:MOVES_REPORTED_MAX],
-            moves[MOVES_REPORTED_MAX:],
-        )
-        return tuple(reported)
+        moves: tuple[Move, ...] = ()
+        if not self._gives_way.is_set():  # else the newer read reports them to the client
+            kept_for = token if instance.value.is_token_reader else None
+            moves = self.session.moves_to_report(MOVES_REPORTED_MAX, kept_for)
+        return self._answer(join_bodies(mine), self._count(mine), token, moves)
 
     async def _wait(
         self,

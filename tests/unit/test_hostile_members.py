@@ -9,6 +9,7 @@ import pytest
 
 from broker.coordinator.group_messages import (
     Commit,
+    CommitGroup,
     GroupOffset,
     OffsetReset,
     Positions,
@@ -149,3 +150,18 @@ async def test_a_refused_commit_with_a_token_leaves_every_groups_positions(world
     assert shard.generation == generation, "the state of all groups was dropped"
     rows = await world.ask(Positions(group=G, instance=ONE))
     assert [row.offset for row in rows if row.partition == 0] == [3]
+
+
+async def test_rule_g5_a_move_is_reported_again_while_its_answer_may_be_lost(world: World) -> None:
+    """For a token reader, an answer that nothing acknowledged told nobody."""
+    await world.produce(0, *(b"%d" % number for number in range(20)))
+    await world.ask(CommitGroup(group=G, offsets=(GroupOffset(T, ZERO, 5),)))
+    await world.join("a")
+    log = world.apis.logs[T, 0]
+    log.start = 12
+    lost = await world.poll("a", after="0")
+    assert [(one.from_offset, one.to_offset) for one in lost.moved] == [(5, 12)]
+    again = await world.poll("a", after="0")
+    assert again.moved == lost.moved
+    told = await world.poll("a", after=again.token)
+    assert not told.moved
