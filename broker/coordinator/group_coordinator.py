@@ -379,6 +379,7 @@ class GroupCoordinator:
                     log,
                     self._clock,
                     self._environment,
+                    present_topics=lambda: self._topics,
                     is_clock_trusted=self._is_clock_trusted,
                 )
                 self._shards[partition] = shard

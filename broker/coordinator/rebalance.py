@@ -348,18 +348,21 @@ def is_concerned(group: Group, names: Set[TopicName]) -> bool:
     )
 
 
-def drop_deleted_topics(state: GroupsState, group: Group, topics: Topics) -> None:
+def drop_deleted_topics(
+    state: GroupsState, group: Group, topics: Topics, deleted: Set[TopicName] = frozenset()
+) -> None:
     """Drop what is recorded of deleted topics, even if another topic has the name now.
 
     A member that reads for itself gives up such a topic: its positions there have no meaning, and
-    it gets the partitions of the new topic under a newer epoch.
+    it gets the partitions of the new topic under a newer epoch. ``deleted``: names of deleted
+    topics, of which the group may hold no offset and no start that tells.
     """
     gone = {
         place.topic
         for places in (group.starts, group.offsets)
         for place, at in places.items()
         if not is_present(place, at, topics)
-    }
+    } | deleted
     for one in group.members.values() if gone else ():
         if one.value.reads_itself:
             owned = frozenset(place for place in one.owned if place.topic in gone)

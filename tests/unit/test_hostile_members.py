@@ -24,7 +24,7 @@ from tests.support.waiting import until
 from tests.unit.test_direct_members import numbers, refused, revoked
 from tests.unit.test_group_reads import JSON, G, T, World, world
 from tests.unit.test_hostile_groups import recreate
-from tests.unit.test_member_requests import join_request, watch_computations
+from tests.unit.test_member_requests import beat_request, join_request, watch_computations
 
 __all__ = ["world"]
 LATEST = replace(JSON, auto_offset_reset=OffsetReset.LATEST)
@@ -34,6 +34,44 @@ STATIC = replace(BY_HAND, static_id="s1", session_timeout_ms=60_000)
 
 
 # lives of a topic's name
+
+
+async def test_rule_g4_a_shard_follows_the_topics_before_it_decides(world: World) -> None:
+    """A topic is made anew while nothing can be recorded, and its member commits before a tick."""
+    await world.produce(0, *(b"%d" % number for number in range(10)))
+    joined = await world.ask(join_request("a", auto_offset_reset=OffsetReset.EARLIEST))
+    world.log.may_append = False
+    recreate(world, T, 2, "B")
+    await world.produce(0, *(b"%d" % number for number in range(10)))
+    world.log.may_append = True
+    late = CommitGroup(
+        group=G,
+        offsets=(GroupOffset(T, ZERO, 7),),
+        member_id=ONE,
+        member_epoch=joined.member_epoch,
+    )
+    with refused(ErrorCode.ILLEGAL_STATE):
+        await world.ask(late)
+
+
+async def test_rule_g4_a_new_life_is_granted_anew_though_the_group_never_stood_anywhere(
+    world: World,
+) -> None:
+    """No start and no commit tells that the topic is another one ."""
+    joined = await world.ask(join_request("a", auto_offset_reset=OffsetReset.NONE))
+    recreate(world, T, 2, "B")
+    await world.produce(0, *(b"%d" % number for number in range(10)))
+    late = CommitGroup(
+        group=G,
+        offsets=(GroupOffset(T, ZERO, 7),),
+        member_id=ONE,
+        member_epoch=joined.member_epoch,
+    )
+    with refused(ErrorCode.ILLEGAL_STATE):
+        await world.ask(late)
+    given = await world.ask(beat_request(joined, 0, owned=()))
+    assert given.member_epoch > joined.member_epoch
+    assert len(given.assignment) == 2
 
 
 # seats, targets and time
