@@ -47,6 +47,7 @@ from raft_metadata.common.ids import GroupId, InstanceId, TopicId, TopicName, To
 
 V = TypeVar("V", StartValue, SkipValue)
 NOTHING: frozenset[TopicPartition] = frozenset()
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +267,19 @@ def is_present(
     """Return True if an offset belongs to the topic that has the name now."""
     facts = topics.get(partition.topic)
     return facts is not None and facts.topic_id == value.topic_id
+
+
+def of_present_life(
+    places: Mapping[TopicPartition, Found], before: Topics, now: Topics
+) -> dict[TopicPartition, Found]:
+    """Return what was found out about partitions, but of topics that were made anew meanwhile."""
+    return {
+        place: value
+        for place, value in places.items()
+        if (facts := now.get(place.topic)) is not None
+        and (known := before.get(place.topic)) is not None
+        and known.topic_id == facts.topic_id
+    }
 
 
 class GroupsState:

@@ -36,7 +36,14 @@ from broker.coordinator.group_messages import (
     PolledRecords,
     UnreadableRecords,
 )
-from broker.coordinator.group_state import BlockedRecord, GroupsState, Instance, Session, Topics
+from broker.coordinator.group_state import (
+    BlockedRecord,
+    GroupsState,
+    Instance,
+    Session,
+    Topics,
+    of_present_life,
+)
 from broker.coordinator.positions import (
     OffsetAndEpoch,
     ReadPosition,
@@ -453,6 +460,8 @@ class _Read:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{text}, auto.offset.reset is none")
         if missing:
             starts = await self._reader.resolve(missing, OffsetReset.EARLIEST)
+            before, topics = topics, self._reader.topics()
+            starts = of_present_life(starts, before, topics)
             self._shard.decide(
                 lambda state: instances.record_starts(state, self._key, starts, topics),
                 self._generation,

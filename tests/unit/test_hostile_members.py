@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from broker.coordinator.group_messages import (
     Commit,
     CommitGroup,
+    CreateInstance,
+    Edge,
     GroupOffset,
+    GroupOffsets,
     OffsetReset,
     Positions,
+    Seek,
+    SeekTarget,
+    Subscribe,
 )
 from broker.coordinator.records import MemberKey
 from broker.coordinator.target_worker import OVERTAKEN_MAX
-from raft_metadata.common.errors import ErrorCode
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName
 from tests.support.doors.coordinator import shard_of
+from tests.support.fake_broker_apis import FakePartition
 from tests.support.group_world import BY_HAND, GroupWorld, place
 from tests.support.waiting import until
 from tests.unit.test_direct_members import numbers, refused, revoked
@@ -33,7 +41,83 @@ ZERO = PartitionId(0)
 STATIC = replace(BY_HAND, static_id="s1", session_timeout_ms=60_000)
 
 
+def between(world: World, *steps: Any) -> None:
+    """Let a step happen behind each of the next questions for the ends of a partition."""
+    ends, left = world.apis.offsets, list(steps)
+
+    async def offsets(*args: Any) -> Any:
+        found = await ends(*args)
+        if left:
+            await left.pop(0)()
+        return found
+
+    world.apis.offsets = offsets  # type: ignore[method-assign]
+
+
+def empty_life(world: World, name: TopicName = T) -> None:
+    """The topic is deleted, and made anew without a record."""
+    recreate(world, name, 2, "B")
+    for number in range(2):
+        world.apis.logs[name, number] = FakePartition()
+
+
 # lives of a topic's name
+
+
+@pytest.mark.parametrize("direct", [False, True])
+async def test_rule_g2_a_start_of_the_last_life_of_a_topic_is_resolved_again(
+    world: World, *, direct: bool
+) -> None:
+    """It ends between the answer for its end and the decision that subscribes."""
+    await world.produce(0, b"1", b"2", b"3")
+
+    async def ends() -> None:
+        empty_life(world)
+
+    between(world, ends)
+    if direct:
+        joined = await world.ask(join_request("a", auto_offset_reset=OffsetReset.LATEST))
+        assert {one.offset for one in joined.assignment} == {0}
+        return
+    await world.ask(CreateInstance(group=G, instance=ONE, settings=LATEST))
+    await world.ask(Subscribe(group=G, instance=ONE, topics=(T,)))
+    await world.produce(0, *(b"%d" % number for number in range(10)))
+    assert await world.places("a") == [(0, number) for number in range(10)], "skipped"
+
+
+async def test_rule_g2_a_seek_to_the_end_means_the_present_life_of_a_topic(world: World) -> None:
+    await world.produce(0, b"1", b"2", b"3")
+    await world.join("a")
+
+    async def ends() -> None:
+        empty_life(world)
+
+    between(world, ends)
+    target = SeekTarget(T, ZERO, Edge.END)
+    await world.ask(Seek(group=G, instance=ONE, targets=(target,)))
+    await world.produce(0, *(b"%d" % number for number in range(10)))
+    assert await world.places("a") == [(0, number) for number in range(10)], "skipped"
+
+
+async def test_invariant_g8_a_commit_of_the_last_life_takes_none_of_the_present_one(
+    world: World,
+) -> None:
+    """It waits for the high watermark of a partition, whose topic is made anew meanwhile."""
+    await world.produce(0, b"1", b"2", b"3")
+    await world.join("a")
+
+    async def ends_and_goes_on() -> None:
+        empty_life(world)
+        await world.produce(0, b"1", b"2")
+        await world.places("a")
+        await world.ask(Commit(group=G, instance=ONE, offsets=None))
+
+    between(world, ends_and_goes_on)
+    late = Commit(group=G, instance=ONE, offsets=(GroupOffset(T, ZERO, 2),))
+    with pytest.raises(KafkaError):
+        await world.ask(late)
+    (row,) = await world.ask(GroupOffsets(group=G))
+    assert row.offset == 2, "an acknowledged commit is gone"
 
 
 async def test_rule_g4_a_shard_follows_the_topics_before_it_decides(world: World) -> None:
