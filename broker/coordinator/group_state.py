@@ -269,6 +269,14 @@ def is_present(
     return facts is not None and facts.topic_id == value.topic_id
 
 
+def ends_seek(commit: OffsetValue, seek: SeekValue) -> bool:
+    """Return True if a commit is of what was read behind a seek: it holds in its place.
+
+    One of an offset below it was sent before the seek.
+    """
+    return commit.topic_id != seek.topic_id or commit.offset >= seek.offset
+
+
 def of_present_life(
     places: Mapping[TopicPartition, Found], before: Topics, now: Topics
 ) -> dict[TopicPartition, Found]:
@@ -542,5 +550,6 @@ def _fold_offset(group: Group, key: OffsetKey, value: object) -> None:
     group.offsets[partition] = value
     if value.instance is not None:
         instance = group.instances.get(value.instance)
-        if instance is not None:
-            instance.seeks.pop(partition, None)  # a commit after a seek replaces it
+        seek = None if instance is None else instance.seeks.get(partition)
+        if instance is not None and seek is not None and ends_seek(value, seek):
+            del instance.seeks[partition]
