@@ -649,10 +649,11 @@ class _Read:
         if not mine and not is_last:
             return None
         for part in mine:
+            repeat_end = part.next if part.next < part.position.sent else None
             part.position.next = part.next
             part.position.sent = max(part.position.sent, part.next)
             part.position.delivered = True
-            part.position.spans = joined(part.position.spans, part.spans)
+            part.position.spans = joined(part.position.spans, part.spans, repeat_end)
         token = self.session.tokens.note(
             DeliveredPart(part.partition, part.position, part.begin, part.next) for part in mine
         )
