@@ -15,7 +15,15 @@ from types import MappingProxyType
 
 from broker.coordinator.blocked import drop_passed
 from broker.coordinator.group_messages import CommitGroup, GroupOffset
-from broker.coordinator.group_state import Group, GroupsState, Instance, Session, Topics, is_present
+from broker.coordinator.group_state import (
+    Group,
+    GroupsState,
+    Instance,
+    Session,
+    Topics,
+    ends_seek,
+    is_present,
+)
 from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, OffsetValue, SeekKey
 from broker.log.leader_epoch_cache import NO_EPOCH
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -316,9 +324,11 @@ def _record(
             leader_epoch=one.leader_epoch,
         )
         reader = None if instance is None else group.instances.get(instance)
-        sought = reader is not None and TopicPartition(one.topic, one.partition) in reader.seeks
+        seek = (
+            None if reader is None else reader.seeks.get(TopicPartition(one.topic, one.partition))
+        )
         state.apply(GroupRecord(OffsetKey(group.name, one.topic, one.partition), value))
-        if instance is not None and sought:
+        if instance is not None and seek is not None and ends_seek(value, seek):
             # A record of its own: a later commit may replace this one in the compacted log.
             state.apply(GroupRecord(SeekKey(group.name, instance, one.topic, one.partition), None))
         drop_passed(state, group, TopicPartition(one.topic, one.partition), one.offset)

@@ -71,6 +71,7 @@ from broker.coordinator.group_state import (
     Instance,
     TopicFacts,
     Topics,
+    of_present_life,
 )
 from broker.coordinator.instances import topic_names
 from broker.coordinator.member_requests import MemberRequests
@@ -379,6 +380,7 @@ class GroupCoordinator:
                     log,
                     self._clock,
                     self._environment,
+                    present_topics=lambda: self._topics,
                     is_clock_trusted=self._is_clock_trusted,
                 )
                 self._shards[partition] = shard
@@ -608,7 +610,8 @@ class GroupCoordinator:
     ) -> dict[TopicPartition, OffsetAndEpoch]:
         """Return starts for the partitions that have none on return (rule G2).
 
-        Starts that the group had may be dropped, with their last reader, while others are resolved.
+        Starts that the group had may be dropped, with their last reader, while others are resolved,
+        and what was resolved in the last life of a topic means nothing in the present one.
         """
         generation = shard.generation
         starts: dict[TopicPartition, OffsetAndEpoch] = {}
@@ -618,8 +621,9 @@ class GroupCoordinator:
             if not missing:
                 return starts
             _, instance, _ = state.find(key)
-            reset = instance.value.settings.auto_offset_reset
+            reset, before = instance.value.settings.auto_offset_reset, self._topics
             starts |= await self._reader.resolve(missing, reset)
+            starts = of_present_life(starts, before, self._topics)
 
     async def _assign(self, shard: Shard, request: Assign) -> None:
         key, generation = _key(request), shard.generation
@@ -641,12 +645,12 @@ class GroupCoordinator:
         offsets = request.offsets
         if offsets is not None:
             await self._know_topics([one.topic for one in offsets])
-        topics, generation = self._topics, shard.generation
+        generation = shard.generation
         ends = await self._undelivered_ends(shard, key.group, key.instance, offsets or ())
+        topics = self._topics
 
         def decision(state: GroupsState) -> bool:
             _, instance, _ = state.find(key)
-            instances.acknowledge_before(state, key, request.after)
             if offsets is None:
                 commits.check_may_commit(state, key)
                 commits.commit_delivered(state, key, topics)
@@ -657,6 +661,10 @@ class GroupCoordinator:
             instances.begin_call(state, key, topics, done=False)
             return instance.value.settings.strimzi
 
+        # A decision of its own: a refusal of the offsets leaves the client's word as it is.
+        shard.decide(
+            lambda state: instances.acknowledge_before(state, key, request.after), generation
+        )
         strimzi = shard.decide(decision, generation)
         await shard.settled()
         return OffsetsCommitted(strimzi=strimzi)
@@ -668,7 +676,10 @@ class GroupCoordinator:
         member: InstanceId | None,
         offsets: Iterable[GroupOffset],
     ) -> dict[TopicPartition, int]:
-        """Return the high watermarks up to which a member may commit unknown deliveries (G4)."""
+        """Return the high watermarks up to which a member may commit unknown deliveries (G4).
+
+        Those of a topic that was made anew meanwhile are left out.
+        """
         topics = self._topics
         places = commits.undelivered_here(shard.state(), group, member, offsets, topics)
         found: dict[TopicPartition, int] = {}
@@ -676,13 +687,13 @@ class GroupCoordinator:
             wave = places[at : at + ENDS_AT_ONCE]
             ends = await asyncio.gather(*map(self._data.ends, wave))
             found.update((place, one.end) for place, one in zip(wave, ends, strict=True))
-        return found
+        return of_present_life(found, topics, self._topics)
 
     async def _commit_group(self, shard: Shard, request: CommitGroup) -> None:
         await self._know_topics([one.topic for one in request.offsets])
-        topics, generation = self._topics, shard.generation
-        member = request.member_id
+        generation, member = shard.generation, request.member_id
         ends = await self._undelivered_ends(shard, request.group, member, request.offsets)
+        topics = self._topics
 
         def decision(state: GroupsState) -> None:
             instances.check_room(state, request.group, self._limits, is_in_use=False)
@@ -696,8 +707,12 @@ class GroupCoordinator:
         key, generation = _key(request), shard.generation
         self._call(shard, key, done=False)
         asked = {TopicPartition(one.topic, one.partition): one for one in request.targets}
-        instances.check_seek(shard.state(), key, asked, self._topics)
-        targets = {place: await self._place_of(one) for place, one in asked.items()}
+        targets: dict[TopicPartition, OffsetAndEpoch] = {}
+        while len(targets) < len(asked):  # again for a topic that was made anew meanwhile
+            before = self._topics
+            instances.check_seek(shard.state(generation), key, asked, before)
+            found = {place: await self._place_of(one) for place, one in asked.items()}
+            targets = of_present_life(found, before, self._topics)
         topics = self._topics
         shard.decide(lambda state: instances.seek(state, key, targets, topics), generation)
         await shard.settled()

@@ -47,6 +47,7 @@ from raft_metadata.common.ids import GroupId, InstanceId, TopicId, TopicName, To
 
 V = TypeVar("V", StartValue, SkipValue)
 NOTHING: frozenset[TopicPartition] = frozenset()
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,9 @@ class Session:
     revoking_since_ms: int | None = None
     """Judge time since which it owns partitions that it must give up; None if there are none."""
     unreported_moves: list[Move] = field(default_factory=list)
-    """Moves of its positions that no answer has named yet; at most one for each partition."""
+    """Moves of its positions of which its client may not know; at most one for each partition."""
+    reported_moves: dict[str, tuple[Move, ...]] = field(default_factory=dict)
+    """By token, the moves that an answer reported which a token reader has not acknowledged."""
     blocked: dict[TopicPartition, BlockedRecord] = field(default_factory=dict)
     """Records that a read found and its format can't show; `blocked` decides if one still stops
     the instance."""
@@ -133,6 +136,21 @@ class Session:
         if found is None or facts is None or facts.topic_id != found.topic_id:
             return None
         return found
+
+    def moves_to_report(self, at_most: int, token: str | None) -> tuple[Move, ...]:
+        """Return the moves for an answer; with a token, again until it is acknowledged."""
+        reported = tuple(self.unreported_moves[:at_most])
+        if token is None:
+            del self.unreported_moves[:at_most]
+        elif reported:
+            self.reported_moves[token] = reported
+        return reported
+
+    def acknowledge_moves(self, token: str) -> None:
+        """Forget the moves that the answer with this token reported: its client knows of them."""
+        known = self.reported_moves.get(token, ())
+        self.unreported_moves = [one for one in self.unreported_moves if one not in known]
+        self.reported_moves.clear()
 
     def high_watermark(self, partition: TopicPartition, topics: Topics) -> int | None:
         """Return the high watermark seen in a partition, unless its topic was deleted since."""
@@ -183,9 +201,9 @@ class Group:
     """True if a record holds its epoch; else its epoch began at `GroupsState.forgotten_epoch`."""
     empty_since_ms: int | None = None
     """Wall time at which the last instance left, if that is known."""
-    orphans: dict[InstanceId, list[GroupRecord]] = field(default_factory=dict)
-    """Records of memberships and seeks that were read before their instance's. Compaction keeps
-    only the newest record of the instance, which may be the later one."""
+    orphans: dict[InstanceId, dict[MemberKey | SeekKey, GroupRecord]] = field(default_factory=dict)
+    """Memberships and seeks that were read before their instance, the newest of each. Compaction
+    keeps only the newest record of the instance, which may be the later one."""
     owners: dict[TopicPartition, InstanceId] = field(default_factory=dict)
     """The member that owns each partition by subscription."""
     assignees: dict[TopicPartition, InstanceId] = field(default_factory=dict)
@@ -249,6 +267,27 @@ def is_present(
     """Return True if an offset belongs to the topic that has the name now."""
     facts = topics.get(partition.topic)
     return facts is not None and facts.topic_id == value.topic_id
+
+
+def ends_seek(commit: OffsetValue, seek: SeekValue) -> bool:
+    """Return True if a commit is of what was read behind a seek: it holds in its place.
+
+    One of an offset below it was sent before the seek.
+    """
+    return commit.topic_id != seek.topic_id or commit.offset >= seek.offset
+
+
+def of_present_life(
+    places: Mapping[TopicPartition, Found], before: Topics, now: Topics
+) -> dict[TopicPartition, Found]:
+    """Return what was found out about partitions, but of topics that were made anew meanwhile."""
+    return {
+        place: value
+        for place, value in places.items()
+        if (facts := now.get(place.topic)) is not None
+        and (known := before.get(place.topic)) is not None
+        and known.topic_id == facts.topic_id
+    }
 
 
 class GroupsState:
@@ -384,14 +423,13 @@ class GroupsState:
             )
         instance.value = value
         instance.manual = NOTHING if value.manual is None else partitions_of(value.manual)
-        for orphan in group.orphans.pop(key.instance, ()):
+        for orphan in group.orphans.pop(key.instance, {}).values():
             self.fold(orphan)
 
     def _fold_member(self, group: Group, key: MemberKey, value: object) -> None:
         instance = group.instances.get(key.instance)
         if instance is None:
-            if isinstance(value, MemberValue):
-                group.orphans.setdefault(key.instance, []).append(GroupRecord(key, value))
+            _fold_orphan(group, key, value if isinstance(value, MemberValue) else None)
             return
         if not isinstance(value, MemberValue):
             instance.member = None
@@ -422,8 +460,7 @@ class GroupsState:
     def _fold_seek(self, group: Group, key: SeekKey, value: object) -> None:
         instance = group.instances.get(key.instance)
         if instance is None:
-            if isinstance(value, SeekValue):
-                group.orphans.setdefault(key.instance, []).append(GroupRecord(key, value))
+            _fold_orphan(group, key, value if isinstance(value, SeekValue) else None)
             return
         partition = TopicPartition(key.topic, key.partition)
         if isinstance(value, SeekValue):
@@ -491,6 +528,20 @@ def _fold_place(
         facts.pop(partition, None)
 
 
+def _fold_orphan(
+    group: Group, key: MemberKey | SeekKey, value: MemberValue | SeekValue | None
+) -> None:
+    """Keep a fact whose instance comes later in the log, or forget one that no longer holds.
+
+    Older facts of the key may be read too: while the cleaner works, it has replaced the first
+    segments only, and a record there may be gone for one behind all of them.
+    """
+    if value is not None:
+        group.orphans.setdefault(key.instance, {})[key] = GroupRecord(key, value)
+    elif key.instance in group.orphans:
+        group.orphans[key.instance].pop(key, None)
+
+
 def _fold_offset(group: Group, key: OffsetKey, value: object) -> None:
     partition = TopicPartition(key.topic, key.partition)
     if not isinstance(value, OffsetValue):
@@ -499,5 +550,6 @@ def _fold_offset(group: Group, key: OffsetKey, value: object) -> None:
     group.offsets[partition] = value
     if value.instance is not None:
         instance = group.instances.get(value.instance)
-        if instance is not None:
-            instance.seeks.pop(partition, None)  # a commit after a seek replaces it
+        seek = None if instance is None else instance.seeks.get(partition)
+        if instance is not None and seek is not None and ends_seek(value, seek):
+            del instance.seeks[partition]

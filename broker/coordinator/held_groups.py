@@ -190,9 +190,8 @@ def repair(
     epoch = _next_epoch(state, held)
     for instance in sorted(group.instances):
         remove_instance(state, group, instance)
-    for entries in group.orphans.values():
-        for entry in entries:
-            state.apply(GroupRecord(entry.key, None))
+    for key in [key for entries in group.orphans.values() for key in entries]:
+        state.apply(GroupRecord(key, None))
     group.orphans.clear()
     empty = GroupValue(epoch, group.default_assignor, empty_since_ms=state.trusted_ms)
     state.apply(GroupRecord(GroupKey(name), empty))
@@ -230,7 +229,9 @@ def _next_epoch(state: GroupsState, held: HeldGroup) -> int:
     if not group.has_record:
         epochs.append(state.forgotten_epoch)
     for entries in group.orphans.values():
-        epochs += [one.value.epoch for one in entries if isinstance(one.value, MemberValue)]
+        epochs += [
+            one.value.epoch for one in entries.values() if isinstance(one.value, MemberValue)
+        ]
     for record in held.records:
         if isinstance(record.key, GroupKey):
             epochs.append(record.offset + 1)

@@ -453,6 +453,7 @@ def acknowledge_answer(state: GroupsState, key: InstanceKey, token: str | None) 
             raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
         return Held.KNOWN
     held = session.tokens.acknowledge(session.positions, token)
+    session.acknowledge_moves(token)
     if not instance.value.is_token_reader:
         state.apply(GroupRecord(key, replace(instance.value, is_token_reader=True)))
     return held

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from broker.coordinator import direct_members
 from broker.coordinator.group_messages import Heartbeat, JoinGroup, Membership, OffsetReset
-from broker.coordinator.group_state import GroupsState, Topics
+from broker.coordinator.group_state import GroupsState, Topics, of_present_life
 from broker.coordinator.instances import GroupLimits
 from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.records import InstanceKey
@@ -140,7 +140,8 @@ class MemberRequests:
     ) -> dict[TopicPartition, OffsetAndEpoch]:
         """Return start offsets for the partitions that have none on return (rule G2).
 
-        Of very many, all but the last are recorded at once, a part at a time: one decision with all
+        What was resolved in the last life of a topic means nothing in the present one. Of very
+        many, all but the last are recorded at once, a part at a time: one decision with all
         of them would hold the loop.
         """
         starts: dict[TopicPartition, OffsetAndEpoch] = {}
@@ -150,8 +151,9 @@ class MemberRequests:
             missing = [one for one in found if one not in starts]
             if not missing:
                 return starts
-            reset = _reset_of(state, request)
+            reset, before = _reset_of(state, request), self._topics()
             starts |= await self._resolve(missing[:STARTS_AT_ONCE], reset)
+            starts = of_present_life(starts, before, self._topics())
             if len(missing) > STARTS_AT_ONCE:
                 self._record(shard, request, starts, generation)
                 await shard.settled()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.coordinator.group_state import Group, GroupsState, Instance, Topics
-from broker.coordinator.rebalance import forget_all, reconcile, retarget
+from broker.coordinator.rebalance import forget_all, note_revocation, reconcile, retarget
 from broker.coordinator.records import (
     GroupKey,
     GroupRecord,
@@ -71,7 +71,9 @@ def take_seat(
     if member is not None:
         kept = MemberValue(member.epoch + 1, member.target, member.owned)
         state.apply(GroupRecord(MemberKey(group.name, name), kept))
-    assert group.instances[name].owned == owned, "a seat keeps its partitions"
+    seated = group.instances[name]
+    assert seated.owned == owned, "a seat keeps its partitions"
+    note_revocation(state, group, seated)  # what the holder was to give up, too
 
 
 def remove_instance(state: GroupsState, group: Group, name: InstanceId) -> None:

@@ -44,15 +44,25 @@ def spans_before(place: OffsetAndEpoch) -> Spans:
     return () if epoch == NO_EPOCH or offset == 0 else (EpochSpan(offset - 1, epoch),)
 
 
-def joined(spans: Spans, found: Iterable[EpochSpan]) -> Spans:
-    """Return the spans with those of records that were read behind, or again in their place."""
+def joined(spans: Spans, found: Iterable[EpochSpan], end: int | None = None) -> Spans:
+    """Return the spans with those of records that were read behind, or again in their place.
+
+    ``end``: the offset at which a shorter repeat ends. What was delivered from there on before
+    keeps its epochs.
+    """
     result = list(spans)
-    for span in found:
+    for span in (*found, *(() if end is None else _spans_from(spans, end))):
         while result and result[-1].first_offset >= span.first_offset:
             result.pop()
         if not result or result[-1].leader_epoch != span.leader_epoch:
             result.append(span)
     return tuple(result[-SPANS_MAX:])
+
+
+def _spans_from(spans: Spans, offset: int) -> Spans:
+    behind = tuple(span for span in spans if span.first_offset > offset)
+    epochs = [span.leader_epoch for span in spans if span.first_offset <= offset]
+    return (EpochSpan(offset, epochs[-1]), *behind) if epochs else behind
 
 
 @dataclass(slots=True, eq=False)

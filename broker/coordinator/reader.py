@@ -36,7 +36,14 @@ from broker.coordinator.group_messages import (
     PolledRecords,
     UnreadableRecords,
 )
-from broker.coordinator.group_state import BlockedRecord, GroupsState, Instance, Session, Topics
+from broker.coordinator.group_state import (
+    BlockedRecord,
+    GroupsState,
+    Instance,
+    Session,
+    Topics,
+    of_present_life,
+)
 from broker.coordinator.positions import (
     OffsetAndEpoch,
     ReadPosition,
@@ -453,6 +460,8 @@ class _Read:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{text}, auto.offset.reset is none")
         if missing:
             starts = await self._reader.resolve(missing, OffsetReset.EARLIEST)
+            before, topics = topics, self._reader.topics()
+            starts = of_present_life(starts, before, topics)
             self._shard.decide(
                 lambda state: instances.record_starts(state, self._key, starts, topics),
                 self._generation,
@@ -640,26 +649,22 @@ class _Read:
         if not mine and not is_last:
             return None
         for part in mine:
+            repeat_end = part.next if part.next < part.position.sent else None
             part.position.next = part.next
             part.position.sent = max(part.position.sent, part.next)
             part.position.delivered = True
-            part.position.spans = joined(part.position.spans, part.spans)
+            part.position.spans = joined(part.position.spans, part.spans, repeat_end)
         token = self.session.tokens.note(
             DeliveredPart(part.partition, part.position, part.begin, part.next) for part in mine
         )
         if mine:
             owned = sorted(instance.assignment)
             self.session.rotation = owned.index(mine[-1].partition) + 1
-        return self._answer(join_bodies(mine), self._count(mine), token, self._take_moves())
-
-    def _take_moves(self) -> tuple[Move, ...]:
-        """Return the moves that this answer reports; the others wait for the next one."""
-        moves = self.session.unreported_moves
-        reported, self.session.unreported_moves = (
-            moves[:MOVES_REPORTED_MAX],
-            moves[MOVES_REPORTED_MAX:],
-        )
-        return tuple(reported)
+        moves: tuple[Move, ...] = ()
+        if not self._gives_way.is_set():  # else the newer read reports them to the client
+            kept_for = token if instance.value.is_token_reader else None
+            moves = self.session.moves_to_report(MOVES_REPORTED_MAX, kept_for)
+        return self._answer(join_bodies(mine), self._count(mine), token, moves)
 
     async def _wait(
         self,

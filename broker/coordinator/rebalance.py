@@ -230,7 +230,7 @@ def reconcile(
     for one in members.values():
         if not _reads_now(one):
             _grant(state, group, one)
-        _note_revocation(state, group, one)
+        note_revocation(state, group, one)
 
 
 def _reads_now(member: Instance) -> bool:
@@ -268,10 +268,11 @@ def release(
     for name in sorted(waiting):
         if not _reads_now(group.instances[name]):
             _grant(state, group, group.instances[name])
-    _note_revocation(state, group, member)
+    note_revocation(state, group, member)
 
 
-def _note_revocation(state: GroupsState, group: Group, member: Instance) -> None:
+def note_revocation(state: GroupsState, group: Group, member: Instance) -> None:
+    """Note since when a member owns partitions that it must give up; it has a limited time."""
     session = state.sessions[InstanceKey(group.name, member.name)]
     if member.owned <= member.target:
         session.revoking_since_ms = None
@@ -347,18 +348,21 @@ def is_concerned(group: Group, names: Set[TopicName]) -> bool:
     )
 
 
-def drop_deleted_topics(state: GroupsState, group: Group, topics: Topics) -> None:
+def drop_deleted_topics(
+    state: GroupsState, group: Group, topics: Topics, deleted: Set[TopicName] = frozenset()
+) -> None:
     """Drop what is recorded of deleted topics, even if another topic has the name now.
 
     A member that reads for itself gives up such a topic: its positions there have no meaning, and
-    it gets the partitions of the new topic under a newer epoch.
+    it gets the partitions of the new topic under a newer epoch. ``deleted``: names of deleted
+    topics, of which the group may hold no offset and no start that tells.
     """
     gone = {
         place.topic
         for places in (group.starts, group.offsets)
         for place, at in places.items()
         if not is_present(place, at, topics)
-    }
+    } | deleted
     for one in group.members.values() if gone else ():
         if one.value.reads_itself:
             owned = frozenset(place for place in one.owned if place.topic in gone)

@@ -116,10 +116,15 @@ class Shard:
         clock: Clock,
         environment: GroupEnvironment | None = None,
         *,
+        present_topics: Callable[[], Topics | None] = lambda: None,
         is_clock_trusted: Callable[[], bool] = lambda: True,
         make_life: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        """Prepare; ``make_life`` returns a name for a loaded state that no other one ever has."""
+        """Prepare.
+
+        ``present_topics`` returns the topics that every decision is to know; None: those of the
+        last tick. ``make_life`` returns a name for a loaded state that no other one ever has.
+        """
         self.partition = partition
         self.epoch = epoch
         self.generation = 0
@@ -127,6 +132,7 @@ class Shard:
         self._log = log
         self._clock = clock
         self._environment = environment or GroupEnvironment()
+        self._present_topics = present_topics
         self._is_clock_trusted = is_clock_trusted
         self._make_life = make_life
         self._checked_ms = clock.monotonic_ms()
@@ -175,8 +181,16 @@ class Shard:
     def decide(self, decision: Callable[[GroupsState], T], generation: int | None = None) -> T:
         """Make a decision on the state and hand its records to the writer, without an ``await``.
 
-        A decision that raises after it has changed something is a bug: the state is dropped.
+        Topics that have changed are followed first, so that no decision takes what a member owns of
+        a deleted topic for the same of another topic with its name. A decision that raises after it
+        has changed something is a bug: the state is dropped.
         """
+        topics = self._present_topics()
+        if topics is not None and topics is not self._topics:
+            self._decide(lambda state: self._follow_topics(state, topics), generation)
+        return self._decide(decision, generation)
+
+    def _decide(self, decision: Callable[[GroupsState], T], generation: int | None = None) -> T:
         state = self.state(generation)
         self._log.check_may_append()
         waiting = 0 if self._gathering is None else len(self._gathering.entries)
@@ -337,7 +351,8 @@ class Shard:
     def _leave_out(self, unnamed: list[UndecodableRecord]) -> bool:
         """Decide what undecodable records mean; False if that can't be recorded now."""
         try:
-            news = self.decide(lambda state: held_groups.forget_owners(state, unnamed))
+            # Before the topics are followed, which gives the partitions new owners.
+            news = self._decide(lambda state: held_groups.forget_owners(state, unnamed))
         except KafkaError as error:
             _log.info("group coordinator not loaded partition=%d: %s", self.partition, error)
             self._drop(error)
@@ -399,15 +414,7 @@ class Shard:
         def follow(state: GroupsState) -> list[InstanceKey]:
             state.judge_ms += passed_ms
             if self._topics is not topics:
-                changed = _changed_names(self._topics, topics)
-                for group in list(state.groups.values()):
-                    if changed is None or is_concerned(group, changed):
-                        drop_deleted_topics(state, group, topics)
-                        if group.instances:
-                            retarget(state, group, topics)
-                    if group.started_with is not None:  # so that no group keeps older topics alive
-                        group.started_with = topics
-                self._topics = topics
+                self._follow_topics(state, topics)
             if retention is not None:
                 self._expire_offsets(state, now_ms, topics, retention)
             return instances.tick(state, topics, rebalance_timeout_ms)
@@ -422,6 +429,17 @@ class Shard:
         for key in expired:
             _log.info("consumer instance expired group=%s instance=%s", *key)
 
+    def _follow_topics(self, state: GroupsState, topics: Topics) -> None:
+        changed, deleted = _changed_names(self._topics, topics)
+        for group in list(state.groups.values()):
+            if changed is None or is_concerned(group, changed):
+                drop_deleted_topics(state, group, topics, deleted)
+                if group.instances:
+                    retarget(state, group, topics)
+            if group.started_with is not None:  # so that no group keeps older topics alive
+                group.started_with = topics
+        self._topics = topics
+
     def _expire_offsets(
         self, state: GroupsState, now_ms: int, topics: Topics, retention: OffsetsRetention
     ) -> None:
@@ -433,12 +451,21 @@ class Shard:
             _log.info("consumer group removed with its last offset group=%s", group)
 
 
-def _changed_names(old: Topics | None, new: Topics) -> frozenset[TopicName] | None:
-    """Return the topics that were created, deleted, recreated or grew; None if all may have."""
+def _changed_names(
+    old: Topics | None, new: Topics
+) -> tuple[frozenset[TopicName] | None, frozenset[TopicName]]:
+    """Return the topics that were created, deleted, recreated or grew; None if all may have.
+
+    The second are those of them that were deleted, even if another topic has the name now.
+    """
     if old is None:
-        return None
-    gone = old.keys() - new.keys()
-    return frozenset(gone) | {name for name, facts in new.items() if old.get(name) != facts}
+        return None, frozenset()
+    deleted = frozenset(
+        name
+        for name, facts in old.items()
+        if (found := new.get(name)) is None or found.topic_id != facts.topic_id
+    )
+    return deleted | {name for name, facts in new.items() if old.get(name) != facts}, deleted
 
 
 def _failed(error: KafkaError) -> KafkaError:

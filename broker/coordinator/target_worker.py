@@ -110,7 +110,12 @@ class _Finish:
         self._is_last = is_last
 
     def __call__(self, state: GroupsState) -> bool:
-        """Apply the targets, or a part of the last ones; return True if the turn is over."""
+        """Apply the targets, or a part of the last ones; return True if the turn is over.
+
+        A group that waits no longer has newer targets: it became small, or it is gone.
+        """
+        if self._facts[0] not in state.awaiting_targets:
+            return True
         is_over = self._worker.apply_if_present(state, *self._facts)
         if not is_over and self._is_last:
             self._worker.apply_part(state, *self._facts)

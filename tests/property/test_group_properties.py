@@ -32,6 +32,8 @@ class Groups(RuleBasedStateMachine):
         self.committed: dict[int, int] = {}
         self.beliefs: dict[str, tuple[int, dict[int, int], set[int]]] = {}
         """Member that reads for itself → its epoch, positions, and what it is to give up."""
+        self.taken_over: set[str] = set()
+        """Members whose name another process has taken, with what they were to give up."""
         self.compacted = 0
         """Entries in front that are no history any more, but what compaction left of one."""
 
@@ -74,6 +76,9 @@ class Groups(RuleBasedStateMachine):
             static_id="seat" if static else None,
             assignors=("range",) if by_range else (),
         )
+        group = self.world.state.groups.get(G)
+        if group is not None and InstanceId(name) in group.instances:
+            self.taken_over.add(name)
         with suppress(KafkaError):
             self.take(name, self.world.join_directly(name, chosen))
 
@@ -162,21 +167,24 @@ class Groups(RuleBasedStateMachine):
         other.fail_over()
         _one_owner(other)
 
-    @rule(share=st.floats(0, 1), tombstones_go=st.booleans())
-    def compact(self, share: float, tombstones_go: bool) -> None:
-        """Invariant G9: what compaction keeps says the same."""
+    @rule(share=st.floats(0, 1), ahead=st.floats(0, 1), tombstones_go=st.booleans())
+    def compact(self, share: float, ahead: float, tombstones_go: bool) -> None:
+        """Invariant G9: what compaction keeps says the same, and what it has replaced so far.
+
+        The cleaner replaces the first segments while it has read ``ahead`` of them.
+        """
         before, written = self.described(), self.world.log
-        self.compacted = max(int(share * len(written)), self.compacted)
-        clean = enumerate(written[: self.compacted])
-        newest = {(type(entry.key), entry.key): at for at, entry in clean}
+        end = max(int(share * len(written)), self.compacted)
+        known = end + int(ahead * (len(written) - end))
+        newest = {(type(entry.key), entry.key): at for at, entry in enumerate(written[:known])}
         kept = [
             entry
-            for at, entry in enumerate(written[: self.compacted])
+            for at, entry in enumerate(written[:end])
             if newest[type(entry.key), entry.key] == at
             and not (tombstones_go and entry.value is None)
         ]
-        self.world.log = kept + written[self.compacted :]
-        self.compacted = len(kept)
+        self.world.log = kept + written[end:]
+        self.compacted = len(kept) + known - end
         self.world.fail_over()
         assert self.described() == before
 
@@ -202,7 +210,8 @@ class Groups(RuleBasedStateMachine):
         for member in () if group is None else group.members.values():
             if group is not None and member.member_epoch >= group.epoch:
                 is_settled = member.owned <= member.target
-                assert is_settled or member.value.settings.static_id is not None
+                is_taken = member.value.settings.static_id or member.name in self.taken_over
+                assert is_settled or is_taken
 
     @invariant()
     def every_partition_is_somebodys_target(self) -> None:

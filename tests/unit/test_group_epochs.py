@@ -234,6 +234,21 @@ async def test_moves_of_one_partition_are_told_once_with_the_newest(world: World
     assert [one.from_offset for one in described] == list(range(10, 20))
 
 
+async def test_invariant_g16_a_shorter_repeat_keeps_the_epochs_of_the_first_answer(
+    world: World,
+) -> None:
+    """The answer was not lost after all: what it held behind the repeat's end is committed."""
+    await write(world, 2, 2)
+    await world.join("one", BY_HAND)
+    first = await world.poll("one", after="0")
+    await write(world, 3, 2)
+    await write(world, 5, 3)
+    assert (await world.poll("one", after=first.token)).count == 8
+    assert (await world.poll("one", after=first.token, max_bytes=1)).count < 8
+    await commit(world, GroupOffset(*ZERO, 7))
+    assert await stored(world) == (8, 3)
+
+
 def test_spans_know_the_epochs_of_what_was_delivered_only() -> None:
     position = position_at(OffsetAndEpoch(10, 3), TopicId("x" * 22))
     assert [position.epoch_of(at) for at in (9, 10, 11)] == [-1, 3, -1]

@@ -209,14 +209,17 @@ async def test_a_commit_that_is_not_taken_is_not_acknowledged(world: World) -> N
         assert refusal.value.code is ErrorCode.ILLEGAL_STATE
 
 
-def test_rule_g4_a_late_commit_behind_a_seek_forward_takes_nothing_back() -> None:
+@pytest.mark.parametrize(("late", "committed"), [(5, 8), (10, 10)])
+def test_rule_g4_a_late_commit_behind_a_seek_forward_takes_nothing_back(
+    late: int, committed: int
+) -> None:
     world = GroupWorld(partitions=1)
     world.join("a", BY_HAND)
     world.read("a")
     world.commit("a", 0, 8)
     world.seek("a", 0, 100)
-    world.commit("a", 0, 5)  # sent before the seek
-    assert world.committed(0) == 8
+    world.commit("a", 0, late)  # sent before the seek
+    assert world.committed(0) == committed
     assert world.position("a", 0) == 100
     world.fail_over()
     assert world.position("a", 0) == 100
