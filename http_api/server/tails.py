@@ -299,6 +299,8 @@ class Tail:
         self._writer = writer
         self._streams = streams
         self._heartbeat_s = heartbeat_s
+        self._beat_at_s = 0.0
+        """Time of the next heartbeat, unless something else is sent before."""
 
     async def send(self) -> None:
         """Send until there is nothing more to send, and the reason for that last.
@@ -326,8 +328,9 @@ class Tail:
         reader, form = self._reader, self._form
         loop = asyncio.get_running_loop()
         until_s = loop.time() + STREAM_S_MAX
+        self._beat_at_s = loop.time() + self._heartbeat_s
         while True:
-            found = await reader.read(PIECE_BYTES)
+            found = await reader.read(PIECE_BYTES, self._is_due)
             if found is not None:
                 partition, slices = found
                 await self._write(form.records(slices, partition, reader.token))
@@ -345,14 +348,23 @@ class Tail:
                 continue
             if not self._writer.has_begun:
                 await self._write(b"")
-            has_news = await reader.wait(self._streams.waits, min(self._heartbeat_s, left_s))
-            if not has_news and not self._streams.is_stopping:
+            silent_s = self._beat_at_s - loop.time()
+            if silent_s <= 0:
                 await self._write(form.heartbeat(reader.token))
+            else:
+                await reader.wait(self._streams.waits, min(silent_s, left_s))
+
+    def _is_due(self) -> bool:
+        """Return True if more than reading has to be done, though partitions may be unread."""
+        if self._streams.is_stopping or self._reader.is_cut_off:
+            return True
+        return asyncio.get_running_loop().time() >= self._beat_at_s
 
     async def _write(self, piece: bytes) -> None:
         if not self._writer.has_begun:
             piece = self._form.opening(self._reader.opening_token) + piece
         await self._writer.write(piece)
+        self._beat_at_s = asyncio.get_running_loop().time() + self._heartbeat_s
 
 
 def _error_line(error: Exception) -> bytes:
