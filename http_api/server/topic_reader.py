@@ -318,9 +318,9 @@ async def read_pages(
         if some is not None:
             found.append(some)
             left_bytes -= sum(len(piece.lines) for piece in some[1])
-        elif found or reader.is_at_end or loop.time() >= until_s:
-            break
-        elif not await reader.wait(waits, until_s - loop.time()):
+            continue
+        left_s = until_s - loop.time()
+        if found or reader.is_at_end or left_s <= 0 or not await reader.wait(waits, left_s):
             break
     return found
 
