@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from broker.ports import PeerRequest
-from broker.server.fetch import ANSWER_GRACE_MS, choose_follower
+from broker.server.fetch import ANSWER_GRACE_MS, choose_follower, unproven_topic
 from broker.server.local_polls import PollWatch
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.poll_messages import (
@@ -72,10 +72,10 @@ class PollRouting:
         loader: MetadataLoader,
         peers: PeerChannel,
         clock: Clock,
-        catch_up: Callable[[], Awaitable[None]],
+        catch_up: Callable[[], Awaitable[bool]],
         random_bytes: Callable[[int], bytes],
     ) -> None:
-        """Take ``catch_up``: it waits a limited time for the active controller's newest image."""
+        """Take ``catch_up``: see `ReadRouting`."""
         self.broker_id = config.broker_id
         self._limits = config.limits
         self.polls = polls
@@ -125,8 +125,9 @@ class PollRouting:
         What this broker's image lacks, or knows only in an older epoch, is looked for in the active
         controller's newest image, once for all rows.
         """
+        is_newest = True
         if self._is_behind(rows):
-            await self._catch_up()
+            is_newest = await self._catch_up()
             if not self._loader.loaded.is_set():
                 text = "this broker does not know yet which topics exist"
                 raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text)
@@ -136,7 +137,10 @@ class PollRouting:
             error = self.refusal(row)
             topic = self.image.topic(row.topic)
             if error is not None or topic is None:
-                refused[number] = error or _unknown(row)
+                error = error or _unknown(row)
+                if error.code is ErrorCode.TOPIC_CHANGED and topic is not None and not is_newest:
+                    error = unproven_topic(row.topic, topic.topic_id)
+                refused[number] = error
                 continue
             place = TopicIdPartition(topic.topic_id, row.partition)
             placed.append(PlacedRow(number, place, row.offset, row.leader_epoch))
