@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from broker.server.requests import PollRequest, PollRow
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import BrokerId, TopicId
-    from raft_metadata.image.metadata_image import MetadataImage, TopicImage
+    from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 
 GATHER_MS: Final = 300
 """Time for the other brokers to answer once one has a page: a broker that hangs delays
@@ -317,7 +317,7 @@ class _Poll:
         self._pause.next_ms = min(2 * self._pause.next_ms, RETRY_MS_MAX)
 
     def _check_leaders(self) -> None:
-        """End the legs to brokers that do not lead all of their rows any more."""
+        """End the legs to brokers that do not lead, or follow in sync, all of their rows."""
         image = self._routing.image
         changed = {
             topic_id for topic_id, topic in self._topics.items()
@@ -331,9 +331,7 @@ class _Poll:
                 if row.place.topic_id not in changed:
                     continue
                 registration = image.partition(*row.place)
-                if registration is None or (
-                    not leg.from_follower and registration.leader != leg.broker_id
-                ):
+                if registration is None or not _serves(registration, leg):
                     self._end(leg, DEPOSED_GRACE_MS)
                     break
 
@@ -496,6 +494,13 @@ class _Poll:
 
     def _error_page(self, number: int, error: KafkaError) -> PollPage:
         return PollPage(number, self._topic_ids[number], error)
+
+
+def _serves(registration: PartitionRegistration, leg: _Leg) -> bool:
+    """Return whether a leg's broker may still serve a row of it."""
+    if leg.from_follower:
+        return leg.broker_id in registration.isr
+    return registration.leader == leg.broker_id
 
 
 def _no_leader() -> KafkaError:
