@@ -175,13 +175,18 @@ async def places_of_token(
     token: ReadToken,
     end: ReadEnd | None,
 ) -> list[ReadingPlace]:
-    """Return the places that a token names; partitions that have come since begin at 0."""
+    """Return the places that a token names; partitions that have come since begin at 0.
+
+    Raises:
+        RestError: 400/40002, the topic has too many partitions by now.
+    """
     first = token.partition or 0
     places = [
         ReadingPlace(PartitionId(number), place.offset, place.epoch)
         for number, place in enumerate(token.places, first)
     ]
     if token.partition is None:
+        check_count(topic.name, len(topic.partitions))
         known = range(len(places), len(topic.partitions))
         places += [ReadingPlace(PartitionId(number), 0) for number in known]
     if end is not None:

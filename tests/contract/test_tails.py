@@ -516,6 +516,11 @@ async def test_a_topic_with_too_many_partitions_is_read_partition_by_partition()
         async with tail(door, f"{TOPIC}?follow=true&after={token}") as stream:
             await write(door, 1, partition=255)
             assert (await stream.json())["partition"] == 255
+        apis.add_topic("flights", 257)
+        for path in (f"{TOPIC}?follow=true&after={token}", f"{TOPIC}?after={token}"):
+            status, code, message = await refused(door, path)
+            assert (status, code) == (400, 40002), "else its next token could not be read"
+            assert "has 257 partitions" in message
 
 
 # limits
