@@ -116,10 +116,15 @@ class LatestOffsets:
         }
         fail = self._options.fail_on_data_loss
         offsets.check_same_topic_ids(begin, now, fail_on_data_loss=fail)
-        return {
-            name: now[name] if name in now and now[name].topic_id != held.topic_id else held
-            for name, held in begin.items()
-        }
+        anew = {name for name, topic in now.items() if topic.topic_id != begin[name].topic_id}
+        for name in sorted(anew):
+            log.warning(
+                "topic %s was deleted and created anew: what the old one still held is lost; the "
+                "query reads the new one, %s, from its start",
+                name,
+                now[name].topic_id,
+            )
+        return {name: now[name] if name in anew else held for name, held in begin.items()}
 
     def _refresh(self, begin: Position) -> None:
         """Look up the topics if that is due."""

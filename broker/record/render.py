@@ -121,12 +121,13 @@ def in_partition(lines: bytes | memoryview, partition: int) -> bytes:
 
 
 def before_offset(slices: Sequence[BatchSlice], end: int) -> list[BatchSlice]:
-    """Return the records of the slices below an offset."""
-    return [
+    """Return the records of the slices below an offset; no slice is empty."""
+    cut = [
         piece if piece.next_offset <= end else _first_lines(piece, end)
         for piece in slices
         if piece.first_offset < end
     ]
+    return [piece for piece in cut if piece.count]  # the first lines may be missing (rule R7)
 
 
 def _first_lines(piece: BatchSlice, end: int) -> BatchSlice:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from broker.server.requests import FetchRequest, FetchResult, OffsetsResult
     from broker.server.router import LeaderRouter
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import BrokerId, PartitionId, TopicIdPartition, TopicName
+    from raft_metadata.common.ids import BrokerId, PartitionId, TopicId, TopicIdPartition, TopicName
     from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration
 
     Existing = Callable[[TopicName, PartitionId], Awaitable[TopicIdPartition]]
@@ -71,12 +71,12 @@ class ReadRouting:
         router: LeaderRouter,
         follower_reads: FollowerReads,
         clock: Clock,
-        catch_up: Callable[[], Awaitable[None]],
+        catch_up: Callable[[], Awaitable[bool]],
     ) -> None:
         """Take two functions.
 
         ``existing`` finds a partition or raises UNKNOWN_TOPIC_OR_PARTITION; ``catch_up`` waits a
-        limited time for the active controller's newest image.
+        limited time for the active controller's newest image, and returns whether it is here.
         """
         self._catch_up = catch_up
         self._broker_id = config.broker_id
@@ -144,13 +144,20 @@ class ReadRouting:
         return await self._router.routed(place, attempt, deadline_ms, repeat_unknown=True)
 
     async def _meant(self, request: FetchRequest) -> TopicIdPartition:
-        """Return the partition that a request means; raise TOPIC_CHANGED for another topic's."""
+        """Return the partition that a request means.
+
+        Raises:
+            KafkaError: TOPIC_CHANGED, another topic has the name; LEADER_NOT_AVAILABLE if this
+                broker's image may only be older than the topic that is meant.
+        """
         partition = await self._existing(request.topic, request.partition)
         if request.topic_id in {None, partition.topic_id}:
             return partition
-        await self._catch_up()
+        is_newest = await self._catch_up()
         partition = await self._existing(request.topic, request.partition)
         if partition.topic_id != request.topic_id:
+            if not is_newest:
+                raise unproven_topic(request.topic, partition.topic_id)
             text = (
                 f"topic {request.topic} has the id {partition.topic_id}, not {request.topic_id}: "
                 "it was deleted and created again"
@@ -163,6 +170,12 @@ class ReadRouting:
         known = self._router.leader_epoch(partition)
         if known is not None and known < epoch:
             await self._catch_up()
+
+
+def unproven_topic(topic: TopicName, topic_id: TopicId) -> KafkaError:
+    """Return the error of a broker that can't tell which topic has a name now (rule R8)."""
+    text = f"topic {topic} had the id {topic_id} when a controller was last heard of here"
+    return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text)
 
 
 class FollowerReads:

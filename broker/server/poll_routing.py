@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from broker.ports import PeerRequest
-from broker.server.fetch import ANSWER_GRACE_MS, choose_follower
+from broker.server.fetch import ANSWER_GRACE_MS, choose_follower, unproven_topic
 from broker.server.local_polls import PollWatch
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.poll_messages import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from broker.server.requests import PollRequest, PollRow
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.ids import BrokerId, TopicId
-    from raft_metadata.image.metadata_image import MetadataImage, TopicImage
+    from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 
 GATHER_MS: Final = 300
 """Time for the other brokers to answer once one has a page: a broker that hangs delays
@@ -72,10 +72,10 @@ class PollRouting:
         loader: MetadataLoader,
         peers: PeerChannel,
         clock: Clock,
-        catch_up: Callable[[], Awaitable[None]],
+        catch_up: Callable[[], Awaitable[bool]],
         random_bytes: Callable[[int], bytes],
     ) -> None:
-        """Take ``catch_up``: it waits a limited time for the active controller's newest image."""
+        """Take ``catch_up``: see `ReadRouting`."""
         self.broker_id = config.broker_id
         self._limits = config.limits
         self.polls = polls
@@ -125,8 +125,9 @@ class PollRouting:
         What this broker's image lacks, or knows only in an older epoch, is looked for in the active
         controller's newest image, once for all rows.
         """
+        is_newest = True
         if self._is_behind(rows):
-            await self._catch_up()
+            is_newest = await self._catch_up()
             if not self._loader.loaded.is_set():
                 text = "this broker does not know yet which topics exist"
                 raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text)
@@ -136,7 +137,10 @@ class PollRouting:
             error = self.refusal(row)
             topic = self.image.topic(row.topic)
             if error is not None or topic is None:
-                refused[number] = error or _unknown(row)
+                error = error or _unknown(row)
+                if error.code is ErrorCode.TOPIC_CHANGED and topic is not None and not is_newest:
+                    error = unproven_topic(row.topic, topic.topic_id)
+                refused[number] = error
                 continue
             place = TopicIdPartition(topic.topic_id, row.partition)
             placed.append(PlacedRow(number, place, row.offset, row.leader_epoch))
@@ -313,7 +317,7 @@ class _Poll:
         self._pause.next_ms = min(2 * self._pause.next_ms, RETRY_MS_MAX)
 
     def _check_leaders(self) -> None:
-        """End the legs to brokers that do not lead all of their rows any more."""
+        """End the legs to brokers that do not lead, or follow in sync, all of their rows."""
         image = self._routing.image
         changed = {
             topic_id for topic_id, topic in self._topics.items()
@@ -327,9 +331,7 @@ class _Poll:
                 if row.place.topic_id not in changed:
                     continue
                 registration = image.partition(*row.place)
-                if registration is None or (
-                    not leg.from_follower and registration.leader != leg.broker_id
-                ):
+                if registration is None or not _serves(registration, leg):
                     self._end(leg, DEPOSED_GRACE_MS)
                     break
 
@@ -492,6 +494,13 @@ class _Poll:
 
     def _error_page(self, number: int, error: KafkaError) -> PollPage:
         return PollPage(number, self._topic_ids[number], error)
+
+
+def _serves(registration: PartitionRegistration, leg: _Leg) -> bool:
+    """Return whether a leg's broker may still serve a row of it."""
+    if leg.from_follower:
+        return leg.broker_id in registration.isr
+    return registration.leader == leg.broker_id
 
 
 def _no_leader() -> KafkaError:

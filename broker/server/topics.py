@@ -174,11 +174,13 @@ class TopicRequests:
             text = f"this broker does not know yet whether topic {topic} exists"
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN)
 
-    async def catch_up(self) -> None:
-        """Wait up to `CATCH_UP_MS` for the active controller's newest image."""
+    async def catch_up(self) -> bool:
+        """Wait up to `CATCH_UP_MS` for the active controller's newest image; False without it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_MS / 1000):
                 await self._loader.wait_for(await self._newest_offset())
+                return True
+        return False
 
     async def _newest_offset(self) -> MetadataOffset:
         """Return the committed end of the metadata log, once there is an active controller.

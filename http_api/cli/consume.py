@@ -69,6 +69,8 @@ class ConsumeArguments:
 class PartitionRange:
     """Offsets of a partition to read: from ``start`` up to ``end``."""
 
+    topic_id: str
+    """The topic whose offsets they are: another one of its name is refused."""
     partition: int
     start: int
     end: int
@@ -225,7 +227,8 @@ def _last_ranges(
     newest = replace(arguments, position=LastRecords(last))
     if partitions is None:
         partitions = _partitions(client, arguments.wanted)
-    return [_range(client, newest, each, alone=False) for each in partitions]
+    topic_id = _topic_id(client, arguments.topic)
+    return [_range(client, newest, (topic_id, each), alone=False) for each in partitions]
 
 
 def _last(
@@ -257,7 +260,8 @@ def _partitions(client: Client, wanted: TopicPartitions) -> list[int]:
 def _ranges(client: Client, arguments: ConsumeArguments) -> list[PartitionRange]:
     partitions = _partitions(client, arguments.wanted)
     alone = len(partitions) == 1
-    ranges = [_range(client, arguments, each, alone=alone) for each in partitions]
+    topic_id = _topic_id(client, arguments.topic)
+    ranges = [_range(client, arguments, (topic_id, each), alone=alone) for each in partitions]
     longest = max(each.end for each in ranges)
     position = arguments.position
     if isinstance(position, AtOffset) and position.offset > longest:
@@ -267,9 +271,15 @@ def _ranges(client: Client, arguments: ConsumeArguments) -> list[PartitionRange]
     return ranges
 
 
+def _topic_id(client: Client, topic: str) -> str:
+    cluster_id = client.run(admin.cluster()).cluster_id
+    return client.run(admin.topic(cluster_id, topic)).topic_id
+
+
 def _range(
-    client: Client, arguments: ConsumeArguments, partition: int, *, alone: bool
+    client: Client, arguments: ConsumeArguments, of: tuple[str, int], *, alone: bool
 ) -> PartitionRange:
+    topic_id, partition = of
     limits = client.run(ends(arguments.topic, partition))
     start = resolve_position(client, arguments.topic, partition, arguments.position, limits)
     if start < limits.beginning or (start > limits.end and alone):
@@ -280,13 +290,20 @@ def _range(
     if arguments.until is not None:
         until = resolve_position(client, arguments.topic, partition, arguments.until, limits)
         end = min(end, until)
-    return PartitionRange(partition, min(start, limits.end), end)
+    return PartitionRange(topic_id, partition, min(start, limits.end), end)
 
 
 def _read(client: Client, arguments: ConsumeArguments, part: PartitionRange) -> Iterator[FetchPage]:
-    offset = part.start
+    offset, epoch = part.start, None
     while offset < part.end:
-        call = fetch(arguments.topic, part.partition, offset, binary=arguments.binary)
+        call = fetch(
+            arguments.topic,
+            part.partition,
+            offset,
+            binary=arguments.binary,
+            leader_epoch=epoch,
+            topic_id=part.topic_id,
+        )
         try:
             page = client.run(call)
         except ApiError as error:
@@ -295,4 +312,4 @@ def _read(client: Client, arguments: ConsumeArguments, part: PartitionRange) -> 
                 raise click.ClickException(msg) from error
             raise
         yield replace(page, records=[each for each in page.records if each.offset < part.end])
-        offset = page.next_offset
+        offset, epoch = page.next_offset, page.next_leader_epoch

@@ -59,6 +59,8 @@ class FetchPage:
     high_watermark: int
     log_start_offset: int
     leader_epoch: int
+    next_leader_epoch: int | None = None
+    """Epoch of ``next_offset``: of the record right before it; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ def decode_records(answer: Answer) -> list[Record]:
         raise ProtocolError(msg) from error
 
 
-def fetch(
+def fetch(  # noqa: PLR0913 what a fetch may say
     topic: str,
     partition: int,
     offset: int,
@@ -116,14 +118,22 @@ def fetch(
     max_bytes: int = DEFAULT_MAX_BYTES,
     binary: bool = False,
     rack: str | None = None,
+    leader_epoch: int | None = None,
+    topic_id: str | None = None,
 ) -> Call[FetchPage]:
     """Return the call that reads from ``offset`` and waits up to ``wait_ms`` for a first record.
+
+    ``leader_epoch`` and ``topic_id``: as for `fetch_stored`.
 
     ``rack`` is the rack of the reader. With ``replica.selector`` = rack an in-sync replica of that
     rack answers, up to the high watermark that the replica knows, slightly behind the leader's.
     """
     accept = V2_BINARY if binary else V2_JSON
-    request = _fetch_request(topic, partition, offset, wait_ms, max_bytes, accept, rack=rack)
+    request = _fetch_request(
+        topic, partition, offset, wait_ms, max_bytes, accept, rack=rack,
+        leader_epoch=leader_epoch,
+        topic_id=topic_id,
+    )  # fmt: skip
 
     def parse(answer: Answer) -> FetchPage:
         return FetchPage(
@@ -132,6 +142,7 @@ def fetch(
             high_watermark=_header(answer, "high-watermark"),
             log_start_offset=_header(answer, "log-start-offset"),
             leader_epoch=_header(answer, "leader-epoch"),
+            next_leader_epoch=_next_leader_epoch(answer),
         )
 
     return Call(request, parse)
@@ -193,11 +204,7 @@ def fetch_stored(
             high_watermark=_header(answer, "high-watermark"),
             log_start_offset=_header(answer, "log-start-offset"),
             topic_id=answer.headers.get("quorumlog-topic-id", ""),
-            next_leader_epoch=(
-                _header(answer, "next-leader-epoch")
-                if "quorumlog-next-leader-epoch" in answer.headers
-                else None
-            ),
+            next_leader_epoch=_next_leader_epoch(answer),
         )
 
     return Call(request, parse)
@@ -257,6 +264,12 @@ def _fetch_request(
         # The replica that serves a rack is cached like a leader, under a name no topic can have.
         leader_key=(topic if rack is None else f"{topic}@{rack}", partition),
     )
+
+
+def _next_leader_epoch(answer: Answer) -> int | None:
+    if "quorumlog-next-leader-epoch" not in answer.headers:
+        return None
+    return _header(answer, "next-leader-epoch")
 
 
 def _header(answer: Answer, name: str) -> int:

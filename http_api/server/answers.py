@@ -239,7 +239,7 @@ def _unexpected_envelope(outcome: Outcome) -> bytes:
 class EnvelopeRequestHandler(web.RequestHandler):
     """A connection whose parse errors are answered in our envelope, too. Owned by its transport."""
 
-    when_lost: Callable[[], None] | None = None
+    when_lost: Callable[[], object] | None = None
     """Called if the connection is lost; set by the handler of the request under way, and reset by
     it. Must not raise."""
 

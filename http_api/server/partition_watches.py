@@ -162,7 +162,8 @@ class PartitionWatches:
         try:
             result = await self._apis.fetch(request)
         except KafkaError as error:
-            if is_passing(error):
+            # A newer leader was seen by one reader, which gets this error too; the others go on.
+            if is_passing(error) and error.code is not ErrorCode.UNKNOWN_LEADER_EPOCH:
                 await asyncio.sleep(RETRY_S)
                 return False
             return True

@@ -175,13 +175,18 @@ async def places_of_token(
     token: ReadToken,
     end: ReadEnd | None,
 ) -> list[ReadingPlace]:
-    """Return the places that a token names; partitions that have come since begin at 0."""
+    """Return the places that a token names; partitions that have come since begin at 0.
+
+    Raises:
+        RestError: 400/40002, the topic has too many partitions by now.
+    """
     first = token.partition or 0
     places = [
         ReadingPlace(PartitionId(number), place.offset, place.epoch)
         for number, place in enumerate(token.places, first)
     ]
     if token.partition is None:
+        check_count(topic.name, len(topic.partitions))
         known = range(len(places), len(topic.partitions))
         places += [ReadingPlace(PartitionId(number), 0) for number in known]
     if end is not None:
@@ -299,6 +304,8 @@ class Tail:
         self._writer = writer
         self._streams = streams
         self._heartbeat_s = heartbeat_s
+        self._beat_at_s = 0.0
+        """Time of the next heartbeat, unless something else is sent before."""
 
     async def send(self) -> None:
         """Send until there is nothing more to send, and the reason for that last.
@@ -326,8 +333,9 @@ class Tail:
         reader, form = self._reader, self._form
         loop = asyncio.get_running_loop()
         until_s = loop.time() + STREAM_S_MAX
+        self._beat_at_s = loop.time() + self._heartbeat_s
         while True:
-            found = await reader.read(PIECE_BYTES)
+            found = await reader.read(PIECE_BYTES, self._is_due)
             if found is not None:
                 partition, slices = found
                 await self._write(form.records(slices, partition, reader.token))
@@ -345,14 +353,23 @@ class Tail:
                 continue
             if not self._writer.has_begun:
                 await self._write(b"")
-            has_news = await reader.wait(self._streams.waits, min(self._heartbeat_s, left_s))
-            if not has_news and not self._streams.is_stopping:
+            silent_s = self._beat_at_s - loop.time()
+            if silent_s <= 0:
                 await self._write(form.heartbeat(reader.token))
+            else:
+                await reader.wait(self._streams.waits, min(silent_s, left_s))
+
+    def _is_due(self) -> bool:
+        """Return True if more than reading has to be done, though partitions may be unread."""
+        if self._streams.is_stopping or self._reader.is_cut_off:
+            return True
+        return asyncio.get_running_loop().time() >= self._beat_at_s
 
     async def _write(self, piece: bytes) -> None:
         if not self._writer.has_begun:
             piece = self._form.opening(self._reader.opening_token) + piece
         await self._writer.write(piece)
+        self._beat_at_s = asyncio.get_running_loop().time() + self._heartbeat_s
 
 
 def _error_line(error: Exception) -> bytes:

@@ -32,6 +32,8 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from broker.record.batch import BatchSlice
     from broker.server.requests import BrokerApis
     from http_api.contract.grammar import Position
@@ -147,8 +149,14 @@ class TopicReader:
         alone = None if self._is_whole else self._places[0].partition
         return encode_token(ReadToken(self.topic.topic_id, places, alone))
 
-    async def read(self, max_bytes: int) -> tuple[PartitionId, Sequence[BatchSlice]] | None:
+    async def read(
+        self, max_bytes: int, is_due: Callable[[], bool] | None = None
+    ) -> tuple[PartitionId, Sequence[BatchSlice]] | None:
         """Return records of the next partition that has some, or None if none has any now.
+
+        A call reads each partition once at most: a leader that can't be reached takes longer to
+        fail than until it is tried again, so two of them would keep a call for ever. ``is_due``:
+        the call returns before the next partition once it is true.
 
         Raises:
             KafkaError: a place is not in the log, or not any more; the topic is another one.
@@ -156,11 +164,13 @@ class TopicReader:
         """
         if self._has_grown:
             self._take_growth()
-        while self._ready:
+        for _ in range(len(self._ready)):
             place = self._left[self._ready.popleft()]
             slices = await self._read_one(place, max_bytes)
             if slices:
                 return place.partition, slices
+            if is_due is not None and is_due():
+                break
         return None
 
     async def _read_one(self, place: ReadingPlace, max_bytes: int) -> Sequence[BatchSlice]:
@@ -308,7 +318,9 @@ async def read_pages(
         if some is not None:
             found.append(some)
             left_bytes -= sum(len(piece.lines) for piece in some[1])
-        elif found or reader.is_at_end or not await reader.wait(waits, until_s - loop.time()):
+            continue
+        left_s = until_s - loop.time()
+        if found or reader.is_at_end or left_s <= 0 or not await reader.wait(waits, left_s):
             break
     return found
 

@@ -21,7 +21,8 @@ class StoppableWaits:
         self.is_stopping = True
         now = asyncio.get_running_loop().time()
         for timeout in self._timeouts:
-            timeout.reschedule(now)
+            if not timeout.expired():  # else its task ends by itself, and this would raise
+                timeout.reschedule(now)
 
 
 class StoppableWait:

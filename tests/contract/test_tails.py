@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from broker.config import BrokerLimits
-from http_api.server import streams, tails
+from http_api.server import streams, tails, topic_reader
 from http_api.server.topic_reader import PIECE_BYTES
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId
@@ -414,6 +414,24 @@ async def test_a_leader_that_is_away_is_a_pause(door: Door) -> None:
         assert (await stream.json())["value"] == "d"
 
 
+async def test_leaders_that_are_not_reached_keep_no_tail_from_its_heartbeats_and_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each partition takes longer to fail than until the other is tried again."""
+    monkeypatch.setattr(topic_reader, "RETRY_S", 0.01)
+    async with open_door(limits=BrokerLimits(max_streams=1)) as door:
+        door.apis.fetch_error = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)
+        door.apis.fetch_error_after_s = 0.05
+        path = f"{TOPIC}?follow=true&heartbeat_ms=1000&offset=0"
+        async with tail(door, path) as stream:
+            assert await stream.line() == b""
+        await has_room(door)  # the client that went has given its stream back
+    async with open_door(door.apis) as door, tail(door, path, EVENTS) as stream:
+        await stream.opening_id()
+        await asyncio.wait_for(door.server.stop(), 0.9)
+        assert await stream.event() == ("end", b'{"reason":"shutdown"}')
+
+
 # refusals
 
 
@@ -498,6 +516,11 @@ async def test_a_topic_with_too_many_partitions_is_read_partition_by_partition()
         async with tail(door, f"{TOPIC}?follow=true&after={token}") as stream:
             await write(door, 1, partition=255)
             assert (await stream.json())["partition"] == 255
+        apis.add_topic("flights", 257)
+        for path in (f"{TOPIC}?follow=true&after={token}", f"{TOPIC}?after={token}"):
+            status, code, message = await refused(door, path)
+            assert (status, code) == (400, 40002), "else its next token could not be read"
+            assert "has 257 partitions" in message
 
 
 # limits

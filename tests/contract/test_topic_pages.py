@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from http_api.contract.tail_tokens import Place, ReadToken, decode_token, encode_token
+from http_api.server import topic_reader
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from tests.support.http_door import ADVERTISED, V3, V3_URL, Answer, Door
 from tests.support.waiting import until
@@ -114,6 +115,17 @@ async def test_a_partition_without_a_leader_holds_up_none_of_the_others(door: Do
     assert (await page(door, f"after={token}&timeout=300", NDJSON)).body == b""
     door.apis.change_partition("flights", 1, leader=1)
     assert (await page(door, f"after={token}&timeout=2000", NDJSON)).json["value"] == 2
+
+
+async def test_partitions_whose_leaders_are_not_reached_end_no_page_late(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes longer to fail than until the other is tried again."""
+    monkeypatch.setattr(topic_reader, "RETRY_S", 0.01)
+    door.apis.fetch_error = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)
+    door.apis.fetch_error_after_s = 0.05
+    for query in ("offset=0&timeout=0", "offset=0&timeout=100"):
+        assert (await asyncio.wait_for(page(door, query, NDJSON), 2)).body == b""
 
 
 @pytest.mark.parametrize("path", [TOPIC, PARTITION, V3 + TOPIC, V3 + PARTITION])

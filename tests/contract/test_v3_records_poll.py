@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.config import BrokerLimits
-from broker.server.requests import PollRequest
+from broker.server.requests import PollPage, PollRequest
 from http_api.contract.errors import RestError
 from http_api.contract.operations.poll_operations import ROWS_MAX
 from http_api.server.routes.v3.records_poll import read_poll
@@ -291,3 +291,25 @@ def test_whatever_the_body_is_it_is_read_or_refused(sent: object) -> None:
     else:
         refusal = (400 if not rows else 200, True)
     assert refusal in {(200, True), (400, True), (413, True)}
+
+
+async def test_a_client_that_hangs_up_gives_its_rows_back(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute of rows of clients that are gone would leave no room for those that are there."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: PollRequest) -> list[PollPage]:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return []
+
+    monkeypatch.setattr(door.apis, "poll", wait)
+    calling = asyncio.ensure_future(poll(door, row(), wait_ms=60_000))
+    await begun.wait()
+    calling.cancel()
+    await asyncio.wait([calling])
+    await asyncio.wait_for(ended.wait(), 2)

@@ -282,6 +282,7 @@ class FakeBrokerApis:
         self.produce_error: KafkaError | None = None
         self.record_errors: dict[int, KafkaError] = {}
         self.fetch_error: BaseException | None = None
+        self.fetch_error_after_s = 0.0
         self.create_error: KafkaError | None = None
         self.caught_up: list[str] = []
         self.max_message_bytes = 1_048_576
@@ -465,6 +466,8 @@ class FakeBrokerApis:
             self.held.waiting += 1
             await self.held.go.wait()
         if self.fetch_error is not None:
+            if self.fetch_error_after_s:
+                await asyncio.sleep(self.fetch_error_after_s)
             raise self.fetch_error
         log = self.logs[request.topic, request.partition]
         if request.topic_id not in {None, self.image.topic_ids[request.topic]}:

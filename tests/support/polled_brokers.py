@@ -130,16 +130,18 @@ class PolledBroker:
         self.polls = LocalPolls(self.config, self.local, reads, self.manager, clock)
         self.peers, self.loader = Peers(), Loader()
         self.caught_up = 0
+        self.hears_controllers = True
         self.routing = PollRouting(
             self.config, self.polls, reads, cast("Any", self.loader), cast("Any", self.peers),
-            clock, self._catch_up, lambda count: b"\1" * count,
+            clock, self.catch_up, lambda count: b"\1" * count,
         )  # fmt: skip
         self.services = PeerRequests(
             self.local, self.manager, nobody, nobody, nobody, reads, self.polls, nobody
         )
 
-    async def _catch_up(self) -> None:
+    async def catch_up(self) -> bool:
         self.caught_up += 1
+        return self.hears_controllers
 
     def follow(self, new: MetadataImage) -> None:
         """Take an image: roles first, then the polls under way."""

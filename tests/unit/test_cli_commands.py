@@ -16,6 +16,10 @@ from typing import Any
 
 import pytest
 
+from broker.server.requests import FetchRequest, FetchResult
+from http_api.client.consumer import DEFAULT_WAIT_MS
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import TopicName
 from tests.support.fake_broker_apis import CLUSTER_ID
 from tests.support.http_door import V3, Door, open_door
 from tests.support.waiting import until
@@ -249,6 +253,31 @@ async def test_an_offset_outside_the_log_names_both_ends(shell: Shell) -> None:
     assert "no partition of flights goes beyond offset 0" in of_all.err
 
 
+async def test_consume_reads_no_other_log_than_the_one_it_began_with(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic made anew, or a log that is cut, between two pages ends it with the reason."""
+    long = "x" * 600_000
+    await shell("produce", "flights:1", stdin=f"{long}1\n{long}2\n")
+    real = shell.door.apis.fetch
+    asked: list[FetchRequest] = []
+
+    async def fetch(request: FetchRequest) -> FetchResult:
+        asked.append(request)
+        if request.offset:
+            raise KafkaError(ErrorCode.TOPIC_CHANGED)
+        return await real(request)
+
+    monkeypatch.setattr(shell.door.apis, "fetch", fetch)
+    read = await shell("consume", "flights:1")
+    assert (read.code, read.lines) == (1, [long + "1"])
+    assert "40951" in read.err
+    assert [each.offset for each in asked] == [0, 1]
+    topic_id = shell.door.apis.image.topic_ids[TopicName("flights")]
+    assert {each.topic_id for each in asked} == {topic_id}
+    assert asked[1].leader_epoch >= 0
+
+
 @pytest.mark.parametrize("topic", ["flights", "flights:0"])
 async def test_follow_goes_on_with_what_comes(shell: Shell, topic: str) -> None:
     await shell("produce", "flights:0", stdin="old\n")
@@ -283,10 +312,18 @@ async def test_follow_behind_the_last_records_prints_none_twice(
 
 
 async def until_followed(shell: Shell) -> None:
-    """Wait until a tail waits at the end of a partition."""
+    """Wait until a tail waits at the end of a partition, behind the read of its last records.
+
+    The look-up of the topic's end waits there, too, for a moment before that read.
+    """
     requests = shell.door.apis.requests
     requests.clear()
-    await until(lambda: any(getattr(each, "max_wait_ms", 0) > 5_000 for each in requests), 10)
+
+    def is_followed() -> bool:
+        waits = [getattr(each, "max_wait_ms", 0) for each in requests]
+        return DEFAULT_WAIT_MS in waits and max(waits[waits.index(DEFAULT_WAIT_MS) :]) > 5_000
+
+    await until(is_followed, 10)
 
 
 async def test_follow_prints_the_named_partitions_with_all_that_is_known(shell: Shell) -> None:

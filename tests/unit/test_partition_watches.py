@@ -98,6 +98,17 @@ async def test_what_passes_is_waited_for_and_what_does_not_wakes(
         await until(lambda: reader.woken == [0])
 
 
+async def test_a_reader_that_has_seen_a_leader_from_the_future_keeps_no_other_waiting(
+    apis: FakeBrokerApis, watches: PartitionWatches
+) -> None:
+    """It may join where nobody leads; the other, which stands there too, has news."""
+    append(apis)
+    future, other = Reader(), Reader()
+    watches.join(future, replace(PLACE, seen_epoch=2**31 - 1))
+    watches.join(other, PLACE)
+    await until(lambda: other.woken == [0])
+
+
 async def test_a_partition_without_a_leader_is_not_asked_for(
     apis: FakeBrokerApis, watches: PartitionWatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

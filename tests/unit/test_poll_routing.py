@@ -31,6 +31,7 @@ from broker.server.poll_messages import (
 from broker.server.requests import EPOCHS_MAX, FetchResult, PollPage
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, LeaderEpoch, PartitionId, TopicId, TopicIdPartition
+from raft_metadata.image.metadata_image import MetadataImage
 from raft_metadata.records.records import ResourceType
 from tests.support.polled_brokers import (
     NO_LEADER,
@@ -237,19 +238,43 @@ async def test_rows_that_a_follower_of_the_rack_refuses_are_read_from_their_lead
 ) -> None:
     one = three[0]
     await one.append(0, 1)
-    replicas = tuple(map(BrokerId, (1, 2)))
-    base = image(LEADERS, version=2)
-    topic = base.topics[TOPIC]
-    followed = replace(
-        topic.partitions[0], replicas=replicas, isr=replicas, directories=(disk(1), disk(2))
-    )
-    topic = replace(topic, partitions=(followed, *topic.partitions[1:5], followed))
-    selected = {(ResourceType.CLUSTER, ""): {"replica.selector": "rack"}}
-    one.loader.image = replace(base, topics={TOPIC: topic}, configs=selected)
+    one.loader.image = followed_by_two(version=2)
     pages = await one.routing.poll(poll_of({0: 0, 5: 0}, rack="rack-2", max_wait_ms=wait_ms))
     assert one.peers.asked[0] == (2, POLL), "broker 2 is in that rack, and not in sync"
     assert rows([page for page in pages if isinstance(page.found, FetchResult)]) == [0]
     assert not codes(pages)
+
+
+def followed_by_two(*, version: int, in_sync: tuple[int, ...] = (1, 2)) -> MetadataImage:
+    """Broker 1 leads partitions 0 and 5, broker 2 follows, and readers choose by their rack."""
+    base = image(LEADERS, version=version)
+    topic = base.topics[TOPIC]
+    followed = replace(
+        topic.partitions[0],
+        replicas=tuple(map(BrokerId, (1, 2))),
+        isr=tuple(map(BrokerId, in_sync)),
+        directories=(disk(1), disk(2)),
+    )
+    topic = replace(topic, partitions=(followed, *topic.partitions[1:5], followed))
+    selected = {(ResourceType.CLUSTER, ""): {"replica.selector": "rack"}}
+    return replace(base, topics={TOPIC: topic}, configs=selected)
+
+
+async def test_a_follower_that_leaves_the_in_sync_set_is_not_waited_for(
+    three: list[PolledBroker],
+) -> None:
+    """It may hang, or be cut off: what its leader commits from then on never comes to it."""
+    one = three[0]
+    one.peers.hung = {2}
+    one.loader.image = followed_by_two(version=2)
+    poll = poll_of({0: 0}, rack="rack-2", max_wait_ms=9_000)
+    waiting = asyncio.ensure_future(one.routing.poll(poll))
+    await asyncio.sleep(0.05)
+    assert one.peers.asked == [(2, POLL)]
+    await one.append(0, 1)
+    one.loader.image = followed_by_two(version=3, in_sync=(1,))
+    one.routing.image_changed()
+    assert rows(await asyncio.wait_for(waiting, 2)) == [0]
 
 
 # ---------------------------------------------------------------- pure parts

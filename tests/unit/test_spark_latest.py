@@ -171,7 +171,9 @@ def test_a_log_that_ends_before_the_position_is_loss() -> None:
     assert Stream(cluster, fail=False).end()["t"].partitions[0] == NextOffset(90, 2)
 
 
-def test_a_topic_made_anew_is_loss_or_read_from_its_start() -> None:
+def test_a_topic_made_anew_is_loss_or_read_from_its_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def cluster() -> SaidCluster:
         return SaidCluster(
             [[refusal(40951)], [page(0, 0, 4)]], there={"t": Topic("id", 2)}
@@ -193,6 +195,7 @@ def test_a_topic_made_anew_is_loss_or_read_from_its_start() -> None:
     end = stream.end()
     assert end["t"] == TopicOffsets("new", {0: NextOffset(4, 3)})
     assert [p.offset for p in second.polls[-1][0]] == [0, 0]
+    assert "the query reads the new one, new, from its start" in caplog.text
 
 
 def test_a_deleted_topic_is_loss_or_waited_for_without_a_stream_of_requests() -> None:

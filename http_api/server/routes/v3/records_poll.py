@@ -7,8 +7,9 @@ that the line names. The rest of a page is what a fetch with ``include=batches``
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import orjson
@@ -25,7 +26,7 @@ from http_api.contract.operations import poll_operations as declared
 from http_api.contract.operations.fetch_operations import RACK_CHARS_MAX
 from http_api.contract.v2 import check_name
 from http_api.server.access_log import ASKED_WAIT_MS
-from http_api.server.answers import reply
+from http_api.server.answers import EnvelopeRequestHandler, reply
 from http_api.server.query_parameters import TOPIC_ID
 from http_api.server.request_parsing import (
     INT32_MAX,
@@ -42,10 +43,14 @@ from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import PartitionId, TopicId, TopicName
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from broker.config import BrokerLimits
     from broker.server.requests import FetchResult
     from http_api.server.answers import ApiContext
     from http_api.server.routing import PathRouter
+
+T = TypeVar("T")
 
 SEPARATE_WRITE_BYTES: Final = 65_536
 """Answers of this size or more are written piece by piece: joining would copy them."""
@@ -100,7 +105,7 @@ class PollRoutes(V3Routes):
         if choose_reply(accept_of(request), {answer_type: answer_type}) is None:
             raise not_acceptable(request, answer_type)
         request[ASKED_WAIT_MS] = wanted.max_wait_ms
-        pages = await self._apis.poll(wanted)
+        pages = await _while_connected(request, self._apis.poll(wanted))
         parts: list[bytes | memoryview] = []
         for page in pages:
             parts += self._parts(wanted, page)
@@ -137,6 +142,27 @@ class PollRoutes(V3Routes):
         if wanted.news_only:
             head["epochs"] = page.epochs
         return [_line(head), *body]
+
+
+async def _while_connected(request: web.Request, polling: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a poll; end it once its client is gone, which gives its rows back.
+
+    Raises:
+        ConnectionResetError: the client is gone.
+    """
+    connection = request.protocol
+    assert isinstance(connection, EnvelopeRequestHandler), "the listener's connections are ours"
+    task = asyncio.get_running_loop().create_task(polling)
+    connection.when_lost = task.cancel
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if request.transport is None:
+            raise ConnectionResetError from None
+        raise
+    finally:
+        connection.when_lost = None
+        task.cancel()
 
 
 def read_poll(body: bytes, limits: BrokerLimits) -> PollRequest:
