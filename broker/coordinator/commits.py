@@ -286,7 +286,9 @@ def _is_newer(
 ) -> bool:
     """Return True if an offset is newer than the committed one, or follows a seek (rule G4).
 
-    ``same``: a repeat of the committed offset counts too, since it may have new metadata.
+    In one log a lower offset never has a higher epoch. So one of a member that reads for itself is
+    newer, if both epochs are known: the log was cut below the committed offset. ``same``: a repeat
+    of the committed offset counts too, since it may have new metadata.
     """
     partition = TopicPartition(one.topic, one.partition)
     committed = group.committed(partition, topics)
@@ -295,7 +297,10 @@ def _is_newer(
     seek = instance.seeks.get(partition)
     if seek is not None and is_present(partition, seek, topics) and one.offset >= seek.offset:
         return True
-    return one.offset > committed.offset or (same and one.offset == committed.offset)
+    if one.offset < committed.offset:
+        # It has read on in a log that was cut (KIP-320). An instance's move back is a seek instead.
+        return instance.value.reads_itself and one.leader_epoch > committed.leader_epoch >= 0
+    return one.offset > committed.offset or same
 
 
 def _with_epoch(one: GroupOffset, session: Session, topics: Topics) -> GroupOffset:

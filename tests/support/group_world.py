@@ -217,11 +217,12 @@ class GroupWorld:
         member: str | None = None,
         epoch: int | None = None,
         high_watermark: int | None = None,
+        leader_epoch: int = -1,
     ) -> None:
         seen = {} if high_watermark is None else {place(number): high_watermark}
         request = CommitGroup(
             group=G,
-            offsets=(GroupOffset(T, PartitionId(number), offset),),
+            offsets=(GroupOffset(T, PartitionId(number), offset, leader_epoch=leader_epoch),),
             member_id=None if member is None else InstanceId(member),
             member_epoch=epoch,
         )

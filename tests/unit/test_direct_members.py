@@ -294,6 +294,21 @@ def test_rule_g4_a_member_commits_what_it_owns_up_to_the_high_watermark() -> Non
     assert (found.offset, found.is_committed) == (HIGH, True)
 
 
+def test_rule_g4_a_commit_of_a_newer_epoch_goes_back_behind_a_cut() -> None:
+    """At 100 in epoch 2; the log is cut to 80 and grows again in epoch 5."""
+    world = GroupWorld(partitions=1)
+    epoch = world.join_directly("a").member_epoch
+    world.commit_group(0, 100, "a", epoch, HIGH, leader_epoch=2)
+    world.commit_group(0, 85, "a", epoch, HIGH, leader_epoch=2)
+    assert world.committed(0) == 100, "a late commit of the same log"
+    world.commit_group(0, 85, "a", epoch, HIGH)
+    assert world.committed(0) == 100, "its log is not known"
+    world.commit_group(0, 85, "a", epoch, HIGH, leader_epoch=5)
+    assert world.committed(0) == 85
+    world.commit_group(0, 84, "a", epoch, HIGH, leader_epoch=5)
+    assert world.committed(0) == 85
+
+
 def test_an_instance_and_a_member_of_one_name_are_not_mixed_up() -> None:
     world = GroupWorld()
     world.join("i", BY_HAND)
