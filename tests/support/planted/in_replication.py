@@ -430,7 +430,7 @@ def _latest_at_once(patch: Patch) -> None:
     "invariant L20: a follower serves what it holds, committed or not", "L20", on_disk=True, first=4
 )
 def _serves_all_it_holds(patch: Patch) -> None:
-    real = FollowerReads._in_sync
+    real = FollowerReads.in_sync
 
     def in_sync(self: FollowerReads, place: Any) -> Any:
         replica, role = real(self, place)
@@ -438,4 +438,4 @@ def _serves_all_it_holds(patch: Patch) -> None:
         ahead = SimpleNamespace(partition=SimpleNamespace(high_watermark=end), log=replica.log)
         return ahead, role
 
-    patch.setattr(FollowerReads, "_in_sync", in_sync)
+    patch.setattr(FollowerReads, "in_sync", in_sync)
