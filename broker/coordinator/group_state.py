@@ -435,8 +435,13 @@ class GroupsState:
             instance.member = None
             self._hold(group, instance, NOTHING, NOTHING)
             return
-        instance.member = value
-        self._hold(group, instance, partitions_of(value.owned), partitions_of(value.target))
+        before, instance.member = instance.member, value
+        owned, target = instance.owned, instance.target
+        if before is None or value.owned is not before.owned:
+            owned = partitions_of(value.owned)
+        if before is None or value.target is not before.target:
+            target = partitions_of(value.target)
+        self._hold(group, instance, owned, target)
 
     def _hold(
         self,

@@ -313,7 +313,13 @@ def set_member(
     present = None if found is None else (found.epoch, before, member.target, member.owned)
     if present == (epoch, previous, target, owned):
         return
-    value = MemberValue(epoch, by_topic(target), by_topic(owned), previous)
+    # A large group has a new epoch for each member: forms that stay are not made again.
+    if found is None:
+        value = MemberValue(epoch, by_topic(target), by_topic(owned), previous)
+    else:
+        stored_target = found.target if target == member.target else by_topic(target)
+        stored_owned = found.owned if owned == member.owned else by_topic(owned)
+        value = MemberValue(epoch, stored_target, stored_owned, previous)
     state.apply(GroupRecord(MemberKey(group.name, member.name), value))
 
 
