@@ -35,6 +35,8 @@ PIECE_RECORDS: Final = 500
 """Records that the client writes at once."""
 READ_RECORDS: Final = 1_000
 WAITING: Final = 5_000
+CONNECTIONS: Final = 2 * WAITING
+"""Connections that a broker of the benchmark takes from this one address."""
 GROUPS: Final = 10
 """Groups of the idle instances; a group takes 1,000."""
 AT_ONCE: Final = 32

@@ -68,7 +68,7 @@ class Options:
 async def run(options: Options) -> list[Row]:
     """Run all chosen sections on one fresh cluster, idle first."""
     rows: list[Row] = []
-    async with product() as cluster:
+    async with product("--set", f"max.connections.per.ip={doors.CONNECTIONS}") as cluster:
         for section in SECTIONS:
             if section in options.sections:
                 print(f"measuring {section} …", file=sys.stderr, flush=True)
