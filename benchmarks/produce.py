@@ -44,7 +44,9 @@ def _requests(path: str, records: int) -> list[bytes]:
 @contextmanager
 def floor(*, fsync: bool) -> Iterator[tuple[str, dict[str, int]]]:
     """Yield a leader and two followers of the floor: its address and its pids."""
-    directory = Path(tempfile.mkdtemp(prefix="floor-", dir=ROOT / ".cache"))
+    home = ROOT / ".cache"
+    home.mkdir(exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="floor-", dir=home))
     flags = ["--fsync"] if fsync else []
     module = "benchmarks.floor"
     try:
