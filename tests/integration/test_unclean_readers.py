@@ -22,7 +22,7 @@ JSON_V2 = "application/vnd.kafka.json.v2+json"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a reader stood before the election, and the broker that holds no replica."""
+    """Place of a reader before the election, and the broker that holds no replica."""
 
     topic: str
     offset: int
@@ -89,45 +89,70 @@ async def tail(cluster: LiveCluster, at: Position) -> str:
     return answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
 
 
+@dataclass(frozen=True)
+class TwoReplicas:
+    """A topic with two replicas, and the broker through which it is written."""
+
+    cluster: LiveCluster
+    topic: str
+    first: int
+    """The broker that leads at the beginning."""
+    second: int
+    other: int
+
+    async def write(self, count: int) -> None:
+        await write(self.cluster, self.other, self.topic, count)
+
+    async def write_to_first_alone(self, count: int) -> None:
+        await self.cluster.kill(f"broker-{self.second}")
+        await self.cluster.wait_isr(self.topic, 0, {self.first}, self.other)
+        await self.write(count)
+
+    async def elect(self, stale: int, count: int) -> None:
+        """Kill the leader, start the replica that lacks its last records, and write to that."""
+        leader = self.first if stale == self.second else self.second
+        await self.cluster.kill(f"broker-{leader}")
+        self.cluster.start_node(f"broker-{stale}")
+        await self.write(count)
+
+    async def read_to_end(self, tails: dict[str, asyncio.Task[str]]) -> Position:
+        """Let a group commit the end, and a tail follow from there."""
+        at = await position(self.cluster, self.topic, self.other)
+        await commit(self.cluster, f"stood-at-{at.offset}", at)
+        tails[self.topic] = asyncio.create_task(tail(self.cluster, at))
+        return at
+
+    async def heal(self, dead: int) -> None:
+        self.cluster.start_node(f"broker-{dead}")
+        await self.cluster.wait_isr(self.topic, 0, {self.first, self.second}, self.other)
+
+
+async def two_replicas(cluster: LiveCluster, topic: str) -> TwoReplicas:
+    await create(cluster, topic)
+    return TwoReplicas(cluster, topic, *await replicas(cluster, topic))
+
+
 async def cut_log(cluster: LiveCluster, tails: dict[str, asyncio.Task[str]]) -> Position:
     """A log that is cut from 100 to 80 and grows to 120 under another leader."""
-    await create(cluster, "cut")
-    leader, follower, other = await replicas(cluster, "cut")
-    await write(cluster, other, "cut", 80)
-    await commit(cluster, "first", await position(cluster, "cut", other))  # makes its topic
-    await cluster.kill(f"broker-{follower}")
-    await cluster.wait_isr("cut", 0, {leader}, other)
-    await write(cluster, other, "cut", 20)
-    at = await position(cluster, "cut", other)
-    await commit(cluster, "stood-at-100", at)
-    tails["cut"] = asyncio.create_task(tail(cluster, at))
-    await cluster.kill(f"broker-{leader}")
-    cluster.start_node(f"broker-{follower}")
-    await write(cluster, other, "cut", 40)
-    cluster.start_node(f"broker-{leader}")
-    await cluster.wait_isr("cut", 0, {leader, follower}, other)
+    topic = await two_replicas(cluster, "cut")
+    await topic.write(80)
+    await commit(cluster, "first", await position(cluster, "cut", topic.other))  # makes its topic
+    await topic.write_to_first_alone(20)
+    at = await topic.read_to_end(tails)
+    await topic.elect(topic.second, 40)
+    await topic.heal(topic.first)
     return at
 
 
 async def replaced_log(cluster: LiveCluster, tails: dict[str, asyncio.Task[str]]) -> Position:
     """A log in which a stale replica's records stand where others were read."""
-    await create(cluster, "replaced")
-    leader, follower, other = await replicas(cluster, "replaced")
-    await write(cluster, other, "replaced", 60)
-    await cluster.kill(f"broker-{follower}")
-    await cluster.wait_isr("replaced", 0, {leader}, other)
-    await write(cluster, other, "replaced", 30)
-    await cluster.kill(f"broker-{leader}")
-    cluster.start_node(f"broker-{follower}")
-    await write(cluster, other, "replaced", 10)
-    at = await position(cluster, "replaced", other)
-    await commit(cluster, "stood-at-70", at)
-    tails["replaced"] = asyncio.create_task(tail(cluster, at))
-    await cluster.kill(f"broker-{follower}")
-    cluster.start_node(f"broker-{leader}")
-    await write(cluster, other, "replaced", 5)
-    cluster.start_node(f"broker-{follower}")
-    await cluster.wait_isr("replaced", 0, {leader, follower}, other)
+    topic = await two_replicas(cluster, "replaced")
+    await topic.write(60)
+    await topic.write_to_first_alone(30)
+    await topic.elect(topic.second, 10)
+    at = await topic.read_to_end(tails)
+    await topic.elect(topic.first, 5)
+    await topic.heal(topic.second)
     return at
 
 
@@ -137,7 +162,7 @@ class Story:
     cut: Position
     replaced: Position
     tails: dict[str, str]
-    """What a tail of each topic got, that was open at the position during the election."""
+    """Answer of a tail of each topic that was open at the position during the election."""
 
 
 async def happen(cluster: LiveCluster) -> Story:
