@@ -178,7 +178,7 @@ async def test_control_characters_in_a_header_are_refused_or_unused(
 
 
 async def test_a_header_smuggled_with_a_line_break_is_a_header_of_its_own(proxied: Door) -> None:
-    """What a client can't do through a proxy; the proxy itself may name two hosts: the first."""
+    """A client can't do this through a proxy; the proxy itself may name two hosts: the first."""
     headers = {"X-Forwarded-Host": "log.example\r\nX-Forwarded-Host: evil"}
     answer = await get(proxied, f"{V3}/topics/flights", headers)
     assert answer.json["metadata"]["self"].startswith("http://log.example/")

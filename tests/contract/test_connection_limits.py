@@ -27,7 +27,7 @@ SHORT_S = 0.2
 ROUNDED_S = 0.02
 """uvloop counts timers in milliseconds of its own clock."""
 SLACK_S = 5.0
-"""What a loaded machine may add."""
+"""Delay that a loaded machine may add."""
 BIG = 8 << 20
 """More than the kernel's buffers of a connection hold."""
 FETCH = "/topics/flights/partitions/0/records?offset=0&max_bytes=67108864"
@@ -69,7 +69,7 @@ async def connect(
 
 
 async def is_served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether a request is answered; False: the connection was closed without a byte."""
+    """Send a request; False if the connection was closed without a byte, not answered."""
     try:
         writer.write(GET)
         await writer.drain()
@@ -86,7 +86,7 @@ async def until_open(door: Door, count: int) -> None:
 
 
 async def closed_after(reader: asyncio.StreamReader, begun: float) -> float:
-    """How long until the end of the connection; nothing was answered."""
+    """Seconds until the end of the connection; nothing was answered."""
     try:
         assert await asyncio.wait_for(reader.read(), SLACK_S) == b""
     except ConnectionResetError:
@@ -198,7 +198,7 @@ def test_a_head_that_never_ends_is_closed_however_it_drips(
 
 
 async def test_an_idle_connection_and_a_slow_body_are_kept() -> None:
-    """They have limits of their own: 75 s, and 60 s for a body."""
+    """Both have limits of their own: 75 s, and 60 s for a body."""
     async with a_door(timeouts=FAST) as door:
         reader, writer = await connect(door)
         assert await is_served(reader, writer)

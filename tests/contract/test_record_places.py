@@ -1,4 +1,4 @@
-"""Where records go: keyless ones past partitions without a leader, in turn, at every door."""
+"""Places of records: keyless ones past partitions without a leader, in turn, at every door."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_the_stream_of_v3(wide: Door) -> None:
 
 
 async def test_a_batch_of_v3_of_several_formats_goes_to_one_partition(wide: Door) -> None:
-    """It is written as a request for each run of equal formats."""
+    """The batch is written as a request for each run of equal formats."""
     halves = [{"type": "JSON", "data": 1}, {"type": "STRING", "data": "a"}, {"type": "JSON"}]
     records = [{"value": half} for half in halves]
     assert [await batch(wide, *records) for _ in range(3)] == [[0] * 3, [2] * 3, [0] * 3]

@@ -617,7 +617,7 @@ async def test_a_reader_of_little_at_a_time_is_kept_and_costs_one_buffer(
 
 
 async def test_a_client_that_takes_no_heartbeat_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for it is far less than a tail may hold, and more than the kernel takes."""
+    """Data that waits for it is far less than a tail may hold, and more than the kernel takes."""
     monkeypatch.setattr(streams, "PROGRESS_S_MAX", 0.5)
     monkeypatch.setattr(tails, "UNSENT_BYTES_MAX", 1 << 30)
     async with open_door(limits=BrokerLimits(max_streams=1)) as door:

@@ -173,7 +173,7 @@ class PolledBroker:
         return base
 
     def waiters(self) -> int:
-        """How many watches stand at replicas here."""
+        """Number of watches that stand at replicas here."""
         return sum(len(replica.fetch_waiters or ()) for replica in self.manager.replicas())
 
 

@@ -1,4 +1,4 @@
-"""What schemathesis loads beside its configuration (`SCHEMATHESIS_HOOKS`)."""
+"""Hooks that schemathesis loads beside its configuration (`SCHEMATHESIS_HOOKS`)."""
 
 from __future__ import annotations
 

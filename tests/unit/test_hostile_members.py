@@ -68,7 +68,7 @@ def empty_life(world: World, name: TopicName = T) -> None:
 async def test_rule_g2_a_start_of_the_last_life_of_a_topic_is_resolved_again(
     world: World, *, direct: bool
 ) -> None:
-    """It ends between the answer for its end and the decision that subscribes."""
+    """The topic ends between the answer for its end and the decision that subscribes."""
     await world.produce(0, b"1", b"2", b"3")
 
     async def ends() -> None:
@@ -102,7 +102,7 @@ async def test_rule_g2_a_seek_to_the_end_means_the_present_life_of_a_topic(world
 async def test_invariant_g8_a_commit_of_the_last_life_takes_none_of_the_present_one(
     world: World,
 ) -> None:
-    """It waits for the high watermark of a partition, whose topic is made anew meanwhile."""
+    """The commit waits for a high watermark; the topic is made anew meanwhile."""
     await world.produce(0, b"1", b"2", b"3")
     await world.join("a")
 
@@ -162,7 +162,7 @@ async def test_rule_g4_a_new_life_is_granted_anew_though_the_group_never_stood_a
 
 
 def test_invariant_g14_a_taken_seat_gives_up_in_the_rebalance_time() -> None:
-    """It was to give partitions up when its client came back, and never does."""
+    """The seat was to give partitions up when its client came back, and never does."""
     world = GroupWorld(partitions=4)
     world.join_directly("a", STATIC, timeout_ms=5_000)
     b = world.join_directly("b", timeout_ms=5_000)

@@ -101,7 +101,7 @@ async def test_what_passes_is_waited_for_and_what_does_not_wakes(
 async def test_a_reader_that_has_seen_a_leader_from_the_future_keeps_no_other_waiting(
     apis: FakeBrokerApis, watches: PartitionWatches
 ) -> None:
-    """It may join where nobody leads; the other, which stands there too, has news."""
+    """The reader may join where nobody leads; the other, which stands there too, has news."""
     append(apis)
     future, other = Reader(), Reader()
     watches.join(future, replace(PLACE, seen_epoch=2**31 - 1))

@@ -263,7 +263,7 @@ def followed_by_two(*, version: int, in_sync: tuple[int, ...] = (1, 2)) -> Metad
 async def test_a_follower_that_leaves_the_in_sync_set_is_not_waited_for(
     three: list[PolledBroker],
 ) -> None:
-    """It may hang, or be cut off: what its leader commits from then on never comes to it."""
+    """The follower may hang, or be cut off: it never gets what its leader commits from then on."""
     one = three[0]
     one.peers.hung = {2}
     one.loader.image = followed_by_two(version=2)

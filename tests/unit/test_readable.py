@@ -1,4 +1,4 @@
-"""What of a run of records a format can show: JSON as text, base64 with a mark, or no further."""
+"""Records of a run that a format can show: JSON as text, base64 with a mark, or no further."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a record goes: its partition, its key, else the next partition that has a leader."""
+"""Place of a record: its partition, its key, else the next partition that has a leader."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_round_robin_goes_on_in_the_next_batch() -> None:
 def test_keyless_records_pass_partitions_without_a_leader(
     has_leader: list[bool], candidates: list[int]
 ) -> None:
-    """Where none has one, all are taken: the records wait, as keyed ones do."""
+    """If no partition has a leader, all are taken: the records wait, as keyed ones do."""
     assert list(keyless_candidates(has_leader)) == candidates
 
 

@@ -1,4 +1,4 @@
-"""What a stream does with the news of a poll: ends, logs that were replaced, topics made anew.
+"""Answers of a stream to the news of a poll: ends, logs that were replaced, topics made anew.
 
 The cluster is said, answer by answer; `tests/spark` has the real one.
 """
