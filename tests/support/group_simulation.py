@@ -356,7 +356,9 @@ class DirectClient:
     async def step(self) -> None:
         chance = self.world.chance.random()
         try:
-            if self.epoch < 0:
+            if self.is_fenced and self.world.calm:
+                self.end()  # shut down at last: two that both come back take the seat for ever
+            elif self.epoch < 0:
                 await self.join()
             elif not self.is_within_session:
                 self.end()  # its partitions may be another's by now
