@@ -267,7 +267,13 @@ class FollowerReads:
             check_position(replica, at, read.leader_epoch if at == read.offset else UNKNOWN_EPOCH)
 
         found = await self._reads.read(
-            offset, read.max_bytes, deadline_ms, serving_replica, check, packed=read.packed
+            offset,
+            read.max_bytes,
+            deadline_ms,
+            serving_replica,
+            check,
+            leader_epoch=read.leader_epoch,
+            packed=read.packed,
         )
         return replace(found, served_by=self._me)
 

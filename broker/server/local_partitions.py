@@ -118,10 +118,13 @@ class Reads:
         serving_replica: Callable[[], ServingReplica],
         check: Callable[[Replica, int], None],
         *,
+        leader_epoch: int = UNKNOWN_EPOCH,
         packed: bool = False,
     ) -> FetchResult:
         """Return records from an offset on, or none at the deadline.
 
+        ``leader_epoch``: that of the offset, as the reader knows it. An answer above the high
+        watermark repeats it: the record before such an offset may still be replaced by another one.
         ``serving_replica`` raises if the replica may not serve any more, ``check`` if this offset
         may not be read. Both are called again after every wait, and nothing is awaited between them
         and the read. ``packed``: see `FetchResult.packed`.
@@ -150,13 +153,15 @@ class Reads:
             remaining_ms = deadline_ms - self._clock.monotonic_ms()
             if slices or frames or remaining_ms <= 0:
                 last = (slices or frames)[-1:]
+                following = last[0].next_offset if last else offset
+                is_committed = following <= partition.high_watermark
                 return FetchResult(
                     slices=slices,
                     packed=frames,
                     high_watermark=partition.high_watermark,
                     log_start_offset=log.log_start_offset,
-                    next_offset=(following := last[0].next_offset if last else offset),
-                    next_leader_epoch=next_epoch(log, following),
+                    next_offset=following,
+                    next_leader_epoch=next_epoch(log, following) if is_committed else leader_epoch,
                     leader_id=leader,
                     leader_epoch=epoch,
                 )
@@ -583,6 +588,7 @@ class LocalPartitions:
             deadline_ms,
             serving_replica,
             check,
+            leader_epoch=request.leader_epoch,
             packed=request.packed,
         )
         if request.offset is None and found.next_offset > found.high_watermark:

@@ -14,7 +14,7 @@ from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.server import peer_codec
 from broker.server.local_partitions import Append, Read
-from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE
+from broker.server.requests import ACKS_ALL, ACKS_LEADER, ACKS_NONE, UNKNOWN_EPOCH
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from tests.support.one_broker import HERE, ME, OTHER, Here, image, one_broker
@@ -77,6 +77,17 @@ async def test_rule_r8_between_high_watermark_and_log_end_waits(here: Here) -> N
     found = await waiting
     assert [piece.first_offset for piece in found.slices] == [1]
     assert (found.next_offset, found.high_watermark) == (2, 2)
+
+
+async def test_invariant_g16_a_reader_above_the_high_watermark_gets_no_epoch_but_its_own(
+    here: Here,
+) -> None:
+    """The record before it may be replaced by a new leader, and its epoch with it."""
+    here.manager.on_metadata_update(image(1, (ME, OTHER)))
+    await here.local.append(records(2, ACKS_LEADER))
+    assert (await here.local.fetch(read(2))).next_leader_epoch == UNKNOWN_EPOCH
+    knows_it = dataclasses.replace(read(2), leader_epoch=1)
+    assert (await here.local.fetch(knows_it)).next_leader_epoch == 1
 
 
 async def test_rule_r8_out_of_range_only_with_proof_of_leading(here: Here) -> None:
