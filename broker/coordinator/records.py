@@ -307,7 +307,7 @@ class UndecodableRecord:
 
     offset: int
     key: Key
-    """Its group is empty if it names none; an `UnknownKey` if the kind or shape is not known."""
+    """Key as far as it is known: an `UnknownKey` if not; without a group if it names none."""
     reason: str
 
 

@@ -213,7 +213,7 @@ async def test_a_proxy_that_keeps_the_host_reports_only_the_scheme(proxied: Door
 
 
 async def test_a_rebound_name_is_refused_whatever_its_page_says_of_a_proxy(proxied: Door) -> None:
-    """Its page reaches a listener on its reader's machine, which may trust that machine."""
+    """The page's requests come from its reader's machine, which may be a trusted proxy."""
     for named in ("localhost", "log.test", "127.0.0.1"):
         headers = {"Host": "evil.example", "X-Forwarded-Host": named}
         answer = await proxied.call("GET", "/topics", headers=headers)

@@ -382,7 +382,7 @@ async def test_a_record_that_names_no_group_is_left_out_and_nobody_owns_anything
 async def test_a_member_that_reads_for_itself_joins_again_after_its_ownership_is_lost(
     world: World,
 ) -> None:
-    """Its old epoch is fenced, so it reads and commits nothing that another may own."""
+    """The old epoch is fenced: nothing is read or committed that another may own."""
     first = await world.ask(join_request("a"))
     assert len(first.assignment) == 2
     add(world, None, {"a": 1})

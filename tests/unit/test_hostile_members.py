@@ -260,7 +260,7 @@ def clean_up_to(world: GroupWorld, end: int) -> None:
 
 
 async def test_a_refused_commit_with_a_token_leaves_every_groups_positions(world: World) -> None:
-    """Its token makes a token reader, which is a record, and then its body is refused."""
+    """The token makes a token reader, which is a record, and then the body is refused."""
     await world.join("a")
     await world.produce(0, b"1", b"2", b"3")
     found = await world.poll("a")

@@ -60,7 +60,7 @@ NEWER = TopicId("B" * 22)
 async def test_rule_r8_a_broker_that_hears_no_controller_says_of_no_topic_that_it_was_made_anew(
     tmp_path: Path, *, hears_controllers: bool
 ) -> None:
-    """Its own image may be the old one: the reader would take it for the loss of all it read."""
+    """The broker's image may be the old one: the reader would think that its log is gone."""
     expected = ErrorCode.TOPIC_CHANGED if hears_controllers else ErrorCode.LEADER_NOT_AVAILABLE
     async with polled_brokers(tmp_path, 1) as (one,):
         one.follow(image([1]))

@@ -197,7 +197,7 @@ def test_a_stale_replicas_log_in_the_place_is_loss_or_read_where_it_is() -> None
 
 
 def test_a_range_whose_end_is_of_another_log_is_loss() -> None:
-    """Its start is still the one that was planned, so that no fetch of the range is refused."""
+    """The start is the one that was planned, so no fetch of the range is refused."""
     log = FakeLog(0, 130, step=50)
     log.epochs = [(3, 0), (5, 105)]
     with pytest.raises(DataLossError, match="offsets 105 to 119 of the planned range 100 to 119"):

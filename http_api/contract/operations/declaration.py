@@ -137,9 +137,9 @@ class Operation:
     """Headers that an answer with an error may have."""
     description: str = ""
     carries_records: bool = False
-    """Its answers hold records, or a row for each: gzip is used with ``http.gzip=all`` only."""
+    """True if answers hold records or a row for each: only ``http.gzip=all`` packs them."""
     error_type: str = ""
-    """Content-Type of its errors, if it is not the first one of the first answer."""
+    """Content-Type of errors, if it is not the first one of the first answer."""
 
     @property
     def reply_type(self) -> str:
