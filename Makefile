@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Many containers set it: each of the hundreds of processes of the tests would compile 230 files.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON := .venv/bin/python
 ARGS ?=
 # Workers of pytest-xdist; WORKERS=2 with ARGS, WORKERS=0 without. The order: tests/support/workers.py
