@@ -407,24 +407,32 @@ class GroupsState:
                 self._hold(group, removed, NOTHING, NOTHING)
             self.groups_in_use -= removed is not None and not group.instances
             group.orphans.pop(key.instance, None)
-            ended = self.sessions.pop(key, None)
-            if ended is not None:
-                ended.ended = True
+            self._end_session(key)
             return
         instance = group.instances.get(key.instance)
         if instance is None:
             self.groups_in_use += not group.instances
             instance = group.instances[key.instance] = Instance(key.instance, value)
-            self._sessions_made += 1
-            self.sessions[key] = Session(
-                self.judge_ms,
-                ReadTokens(f"{self._life}.{self._sessions_made}"),
-                auto_committed_ms=self.judge_ms,
-            )
+            self.begin_session(key)
         instance.value = value
         instance.manual = NOTHING if value.manual is None else partitions_of(value.manual)
         for orphan in group.orphans.pop(key.instance, {}).values():
             self.fold(orphan)
+
+    def begin_session(self, key: InstanceKey) -> None:
+        """Begin a new session of an instance; one that it has is that of an earlier client."""
+        self._end_session(key)
+        self._sessions_made += 1
+        self.sessions[key] = Session(
+            self.judge_ms,
+            ReadTokens(f"{self._life}.{self._sessions_made}"),
+            auto_committed_ms=self.judge_ms,
+        )
+
+    def _end_session(self, key: InstanceKey) -> None:
+        ended = self.sessions.pop(key, None)
+        if ended is not None:
+            ended.ended = True
 
     def _fold_member(self, group: Group, key: MemberKey, value: object) -> None:
         instance = group.instances.get(key.instance)

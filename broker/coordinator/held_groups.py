@@ -12,9 +12,10 @@ there; but it stops as little as possible:
 
 As in a compacted log, only the newest record of a key counts: one that can be decoded, or a null,
 replaces an undecodable one before it. So the same log means the same before and after compaction.
-A repair writes a record for each of these keys last, because a large append may survive in part:
-the group is held until ownership is surely gone. It is the fact that holds without the lost one, so
-that the next load, and compaction, lead to the same state.
+A repair writes the new epoch first and a record for each of these keys last, because a large append
+may survive in part: the group is held until ownership is surely gone, and no epoch is given again.
+The last ones are the facts that hold without the lost ones, so that the next load, and compaction,
+lead to the same state.
 """
 
 from __future__ import annotations
@@ -133,11 +134,12 @@ def forget_owners(
         if not members:
             continue
         epoch = 1 + max(group.epoch, *(one.member_epoch for one in members))
+        # Before the members' records, which hold the epochs that it is to be above.
+        state.apply(GroupRecord(GroupKey(group.name), GroupValue(epoch, group.default_assignor)))
         for one in members:
             for place in sorted(one.seeks.keys() & one.owned):
                 state.apply(GroupRecord(SeekKey(group.name, one.name, *place), None))
             state.apply(GroupRecord(MemberKey(group.name, one.name), None))
-        state.apply(GroupRecord(GroupKey(group.name), GroupValue(epoch, group.default_assignor)))
     newest = max(record.offset for record in news)
     state.apply(GroupRecord(LeftOutKey(), LeftOutValue(newest, len(news), state.trusted_ms)))
     return news
@@ -188,13 +190,14 @@ def repair(
     state.groups_in_use += bool(group.instances)
     state.sessions.update(held.sessions)
     epoch = _next_epoch(state, held)
+    empty = GroupValue(epoch, group.default_assignor, empty_since_ms=state.trusted_ms)
+    # Before the members' records, which hold the epochs that it is to be above.
+    state.apply(GroupRecord(GroupKey(name), empty))
     for instance in sorted(group.instances):
         remove_instance(state, group, instance)
     for key in [key for entries in group.orphans.values() for key in entries]:
         state.apply(GroupRecord(key, None))
     group.orphans.clear()
-    empty = GroupValue(epoch, group.default_assignor, empty_since_ms=state.trusted_ms)
-    state.apply(GroupRecord(GroupKey(name), empty))
     drop_deleted_topics(state, group, topics)
     for record in held.records:
         _begin_where_nothing_is_skipped(state, group, record.key, topics)

@@ -53,24 +53,32 @@ def take_seat(
     """Replace the holder of a seat by a new instance, which owns the same at once.
 
     What shrinks is recorded first: after a part of these records the partitions have no owner, and
-    the next comparison of topics assigns them again.
+    the next comparison of topics assigns them again. The record with the holder's member epoch goes
+    last, when a higher one is recorded: an epoch that no record holds would be given again.
     """
     old, member = holder.value, holder.member
     owned = holder.owned
     forget_all(state, group, holder)
     old_key, new_key = InstanceKey(group.name, holder.name), InstanceKey(group.name, name)
-    if member is not None:
-        state.apply(GroupRecord(MemberKey(group.name, holder.name), None))
-    if old.seat is Seat.VACANT or holder.name == name:
-        state.apply(GroupRecord(old_key, None))
-    else:
+    old_member, new_member = MemberKey(group.name, holder.name), MemberKey(group.name, name)
+    is_renamed = holder.name != name
+    if is_renamed:
+        if member is not None:
+            state.apply(GroupRecord(old_member, replace(member, target={}, owned={})))
         lost = replace(old, seat=Seat.LOST, topics=None, pattern=None, manual=None)
         state.apply(GroupRecord(old_key, lost))
     taken = replace(value, topics=old.topics, pattern=old.pattern, manual=old.manual)
     state.apply(GroupRecord(new_key, taken))
     if member is not None:
         kept = MemberValue(member.epoch + 1, member.target, member.owned)
-        state.apply(GroupRecord(MemberKey(group.name, name), kept))
+        state.apply(GroupRecord(new_member, kept))
+    if is_renamed:
+        if member is not None:
+            state.apply(GroupRecord(old_member, None))
+        if old.seat is Seat.VACANT:
+            state.apply(GroupRecord(old_key, None))
+    else:
+        state.begin_session(new_key)
     seated = group.instances[name]
     assert seated.owned == owned, "a seat keeps its partitions"
     note_revocation(state, group, seated)  # what the holder was to give up, too

@@ -13,6 +13,7 @@ from broker.coordinator.group_messages import ConsumerSettings, Membership, Offs
 from broker.coordinator.rebalance import drop_deleted_topics, retarget
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import InstanceId
+from tests.support.group_epochs import no_epoch_is_given_again
 from tests.support.group_world import BY_HAND, G, GroupWorld, T, facts, place
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
@@ -160,12 +161,14 @@ class Groups(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def only_part_of_the_log_survives(self, data: st.DataObject) -> None:
-        """Any prefix is a state that could have been: nobody owns what another owns."""
+        """Any prefix is a state that could have been: no two owners, and no epoch comes twice."""
         length = data.draw(st.integers(self.compacted, len(self.world.log)))
         other = GroupWorld()
+        other.topics = self.world.topics
         other.log = self.world.log[:length]
         other.fail_over()
         _one_owner(other)
+        no_epoch_is_given_again(other)
 
     @rule(share=st.floats(0, 1), ahead=st.floats(0, 1), tombstones_go=st.booleans())
     def compact(self, share: float, ahead: float, tombstones_go: bool) -> None:

@@ -345,6 +345,35 @@ async def test_a_membership_whose_instance_is_lost_does_not_come_back(world: Wor
     assert [(one.assignment, one.member_epoch) for one in found] == [((), -1), ((), -1)]
 
 
+@pytest.mark.parametrize("lost", ["group", "instance"])
+async def test_invariant_g3_a_repair_that_survives_in_part_gives_no_epoch_again(
+    world: World, lost: str
+) -> None:
+    """A large append may: what held the highest epoch was gone before the new one was there."""
+    await ready_group(world)
+    for number in range(3):
+        await world.join(f"m{number}")
+    highest = (await world.ask(DescribeGroup(group=G))).group_epoch
+    if lost == "group":
+        add(world, ["group", G], {"epoch": "four"})
+    else:
+        highest = 9
+        add(world, ["member", G, "ghost"], {"epoch": highest, "target": {}, "owned": {}})
+        add(world, ["instance", G, "a"], {"settings": 7})
+    compact(world)
+    await world.fail_over()
+    before = len(world.log.shared.entries)
+    await repair(world)
+    whole = list(world.log.shared.entries)
+    for length in range(before, len(whole) + 1):
+        world.log.shared.entries[:] = whole[:length]
+        world.log.shared.commit()
+        await world.fail_over()
+        if shard_of(world.coordinator, ZERO).state().held:
+            await repair(world)
+        assert (await world.ask(DescribeGroup(group=G))).group_epoch > highest, length
+
+
 # ---------------------------------------------------------------- records that name no group
 
 UNNAMED: list[tuple[object, object]] = [
@@ -404,6 +433,27 @@ async def test_a_member_that_reads_for_itself_joins_again_after_its_ownership_is
         await world.ask(beat_request(again, 0))
     assert refusal.value.code is ErrorCode.UNKNOWN_MEMBER_ID
     assert (await world.ask(join_request("a"))).member_epoch > again.member_epoch
+
+
+async def test_invariant_g3_owners_that_are_forgotten_in_part_get_no_epoch_again(
+    world: World,
+) -> None:
+    """A large append may survive in part: the member's epoch was gone before its group's grew."""
+    found = await world.ask(join_request("a"))
+    for _ in range(3):  # other processes with its name, so that it is far ahead of its group
+        await world.ask(beat_request(found, 0))
+        found = await world.ask(join_request("a"))
+    assert found.member_epoch > found.group_epoch + 1
+    add(world, None, {"a": 1})
+    before = len(world.log.shared.entries)
+    await world.fail_over()
+    whole = list(world.log.shared.entries)
+    for length in range(before, len(whole) + 1):
+        world.log.shared.entries[:] = whole[:length]
+        world.log.shared.commit()
+        await world.fail_over()
+        again = await world.ask(join_request("a"))
+        assert again.member_epoch > found.member_epoch, length
 
 
 async def test_what_was_left_out_once_is_left_out_for_good(world: World) -> None:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from broker.coordinator import instances, membership
+from broker.coordinator.records import Seat
 from raft_metadata.common.errors import ErrorCode, KafkaError
+from tests.support.group_epochs import no_epoch_is_given_again
 from tests.support.group_world import BY_HAND, EARLIEST, GroupWorld
 
 STATIC = replace(BY_HAND, static_id="s1", session_timeout_ms=10_000)
@@ -110,6 +112,32 @@ def test_a_name_in_use_is_refused_even_with_a_static_id() -> None:
         world.create("b", STATIC)
     assert refusal.value.code is ErrorCode.INSTANCE_ALREADY_EXISTS
     world.create("c", replace(EARLIEST, static_id="s2"))
+
+
+@pytest.mark.parametrize("name", ["a", "a2"])
+@pytest.mark.parametrize("has_closed", [False, True])
+def test_invariant_g3_a_seat_that_is_taken_in_part_loses_no_member_epoch(
+    name: str, *, has_closed: bool
+) -> None:
+    """A large append may survive in part. The holder's epoch was in none of the records left."""
+    world = two_members()
+    for number in range(3):  # so that the member is far ahead of its group
+        world.join_directly("a", STATIC, timeout_ms=10_000 + number)
+    if has_closed:
+        world.leave("a", keep_seat=True)
+    epoch, before = world.instance("a").member_epoch, len(world.log)
+    assert epoch > world.group.epoch + 1
+    world.join_directly(name, STATIC, timeout_ms=40_000)
+    for length in range(before, len(world.log) + 1):
+        part = GroupWorld(partitions=4)
+        part.log = world.log[:length]
+        part.fail_over()
+        owned = [one for member in part.group.members.values() for one in member.owned]
+        assert len(owned) == len(set(owned)), "two owners"
+        seats = [one for one in part.group.instances.values() if one.value.seat is not Seat.LOST]
+        holders = [one for one in seats if one.value.settings.static_id == STATIC.static_id]
+        assert len(holders) <= 1, "two seats"
+        no_epoch_is_given_again(part)
 
 
 def test_no_member_epoch_goes_back() -> None:
