@@ -10,6 +10,7 @@ proof that this broker still leads (rule G3).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -733,10 +734,14 @@ class GroupCoordinator:
                 return OffsetAndEpoch(target.to, target.leader_epoch)
 
     async def _know_topics(self, names: Sequence[TopicName]) -> None:
-        """Wait once for a topic that another broker created a moment ago."""
+        """Wait once for a topic that another broker created a moment ago.
+
+        One that is not found, or of which no controller tells, may be subscribed all the same.
+        """
         unknown = next((name for name in names if name not in self._topics), None)
         if unknown is not None:
-            await self._data.catch_up_with_topic(unknown)
+            with contextlib.suppress(KafkaError):
+                await self._data.catch_up_with_topic(unknown)
 
     # ---- proof
 

@@ -178,6 +178,15 @@ def unproven_topic(topic: TopicName, topic_id: TopicId) -> KafkaError:
     return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text)
 
 
+def unproven_absence(topic: TopicName) -> KafkaError:
+    """Return the error of a broker that can't tell whether a topic or partition exists (rule R8).
+
+    A reader would take its absence for the loss of all its records.
+    """
+    text = f"no controller answers: topic {topic} may exist, or may have grown"
+    return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text)
+
+
 class FollowerReads:
     """Reads from in-sync followers: their choice for a reader, and the service on a follower.
 

@@ -148,10 +148,8 @@ class GroupRequests:
         elif isinstance(request, Commit | CommitGroup):
             named = [TopicPartition(one.topic, one.partition) for one in request.offsets or ()]
         for name, number in named:
+            await self._topics.catch_up_with(name, number)
             topic = self._loader.image.topic(name)
-            if topic is None:
-                await self._topics.catch_up_with(name)
-                topic = self._loader.image.topic(name)
             if topic is None or not 0 <= number < topic.routed_count:
                 text = f"Partition {number} of topic {name} not found"
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
@@ -207,11 +205,15 @@ class GroupRequests:
 
     async def _offsets_topic(self, request: GroupRequest[Any] | None) -> TopicImage | None:
         """Return `__consumer_offsets`, creating it for the first write; None if no group exists."""
+        may_create = isinstance(request, CreateInstance | CommitGroup | JoinGroup)
         topic = self._loader.image.topic(OFFSETS_TOPIC)
         if topic is None:
-            await self._topics.catch_up_with(OFFSETS_TOPIC)
+            if may_create:
+                await self._topics.look_for(OFFSETS_TOPIC)
+            else:
+                await self._topics.catch_up_with(OFFSETS_TOPIC)
             topic = self._loader.image.topic(OFFSETS_TOPIC)
-        if topic is None and isinstance(request, CreateInstance | CommitGroup | JoinGroup):
+        if topic is None and may_create:
             await self._create_offsets_topic()
             topic = self._loader.image.topic(OFFSETS_TOPIC)
             if topic is None:

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from broker.ports import PeerRequest
-from broker.server.fetch import ANSWER_GRACE_MS, choose_follower, unproven_topic
+from broker.server.fetch import (
+    ANSWER_GRACE_MS,
+    choose_follower,
+    unproven_absence,
+    unproven_topic,
+)
 from broker.server.local_polls import PollWatch
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.poll_messages import (
@@ -138,8 +143,8 @@ class PollRouting:
             topic = self.image.topic(row.topic)
             if error is not None or topic is None:
                 error = error or _unknown(row)
-                if error.code is ErrorCode.TOPIC_CHANGED and topic is not None and not is_newest:
-                    error = unproven_topic(row.topic, topic.topic_id)
+                if not is_newest:
+                    error = _unproven(row, topic)
                 refused[number] = error
                 continue
             place = TopicIdPartition(topic.topic_id, row.partition)
@@ -509,6 +514,13 @@ def _no_leader() -> KafkaError:
 
 def _unknown(row: PollRow) -> KafkaError:
     return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {row.topic} not found")
+
+
+def _unproven(row: PollRow, topic: TopicImage | None) -> KafkaError:
+    """Return the error of a row that names nothing of an image that may be old (rule R8)."""
+    if topic is None or row.topic_id in {None, topic.topic_id}:
+        return unproven_absence(row.topic)
+    return unproven_topic(row.topic, topic.topic_id)
 
 
 def _ignore(_: bytes, __: KafkaError | None) -> None:

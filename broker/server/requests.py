@@ -426,7 +426,10 @@ class BrokerApis(Protocol):
         ...
 
     async def catch_up_with_topic(self, topic: TopicName, partition: int = 0) -> None:
-        """Wait, if this image lacks the topic, at most 1 s for the active controller's newest."""
+        """Wait, if this image lacks the topic, at most 1 s for the active controller's newest.
+
+        LEADER_NOT_AVAILABLE if it still lacks it and no controller answers: it may exist.
+        """
         ...
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.server import peer_codec
+from broker.server.fetch import unproven_absence
 from broker.server.peer_codec import PeerRequestKind
 from raft_metadata.common.configs.table import (
     AUTO_CREATE_TOPICS_ENABLE,
@@ -163,16 +164,29 @@ class TopicRequests:
     async def catch_up_with(self, topic: TopicName, partition: int = 0) -> None:
         """Wait up to `CATCH_UP_MS` for the newest image, if this one lacks the topic or partition.
 
-        Raises LEADER_NOT_AVAILABLE if no image has been loaded yet: the topic may exist.
+        What the image lacks then does not exist.
+
+        Raises:
+            KafkaError: LEADER_NOT_AVAILABLE if it may exist: the image lacks it, and no active
+                controller answers.
         """
         found = self._loader.image.topic(topic)
         if found is not None and found.is_created and partition < found.partitions_count:
             return
-        await self.catch_up()
+        is_newest = await self.look_for(topic)
+        found = self._loader.image.topic(topic)
+        if not is_newest and (found is None or partition >= found.partitions_count):
+            raise unproven_absence(topic)
+
+    async def look_for(self, topic: TopicName) -> bool:
+        """Catch up before a missing topic is created; return whether this image is the newest.
+
+        Raises LEADER_NOT_AVAILABLE if no image has been loaded yet: its configs are not known.
+        """
+        is_newest = await self.catch_up()
         if not self._loader.loaded.is_set():
-            # Just started, and no controller answers: a topic missing in the image may well exist.
-            text = f"this broker does not know yet whether topic {topic} exists"
-            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN)
+            raise unproven_absence(topic)
+        return is_newest
 
     async def catch_up(self) -> bool:
         """Wait up to `CATCH_UP_MS` for the active controller's newest image; False without it."""
@@ -270,13 +284,15 @@ class TopicRequests:
     async def for_produce(self, name: TopicName, deadline_ms: int) -> TopicImage:
         """Return the topic to append to; wait for it or create it, if it is missing."""
         check_not_internal(name)
-        topic = self._loader.image.topic(name)
+        topic, is_newest = self._loader.image.topic(name), True
         if topic is None:
             check_topic_name(name)
-            await self.catch_up_with(name)
+            is_newest = await self.look_for(name)
             topic = self._loader.image.topic(name)
         if topic is None:
             if not self._configs.auto_create(self._loader.image):
+                if not is_newest:
+                    raise unproven_absence(name)
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} not found")
             await self._auto_create(name, deadline_ms)
             topic = self._loader.image.topic(name)

@@ -63,7 +63,8 @@ async def find_topic(apis: BrokerApis, name: TopicName, partition: int = 0) -> T
     """Return the topic, or None if the active controller does not know it either.
 
     A topic or partition that the image lacks is first requested from the active controller: another
-    broker may already have answered that the topic was created or has grown.
+    broker may already have answered that the topic was created or has grown. Without an answer that
+    is LEADER_NOT_AVAILABLE (503).
     """
     topic = apis.image.topic(name)
     if topic is None or partition >= topic.partitions_count:
@@ -73,10 +74,17 @@ async def find_topic(apis: BrokerApis, name: TopicName, partition: int = 0) -> T
 
 
 async def topic_or_404(
-    apis: BrokerApis, name: TopicName, code: RestCode, message: str | None = None
+    apis: BrokerApis,
+    name: TopicName,
+    code: RestCode,
+    message: str | None = None,
+    partition: int = 0,
 ) -> TopicImage:
-    """Return the topic, or raise 404 with the code this endpoint is known for."""
-    topic = await find_topic(apis, name)
+    """Return the topic, or raise 404 with the code this endpoint is known for.
+
+    ``partition``: the one that the caller looks for in it.
+    """
+    topic = await find_topic(apis, name, partition)
     if topic is None:
         raise RestError(404, code, message or topic_not_found(name))
     return topic

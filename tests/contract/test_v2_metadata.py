@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.http_door import Door
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from tests.support.http_door import V3, Door
 
 V2 = "application/vnd.kafka.v2+json"
 HERE = {"broker": 1, "leader": True, "in_sync": True}
@@ -79,6 +80,32 @@ async def test_an_unknown_partition_is_40402(door: Door, suffix: str) -> None:
     answer = await door.get("/topics/flights/partitions" + suffix)
     expected = {"error_code": 40402, "message": "Partition 2 of topic flights not found"}
     assert answer.golden == (404, V2, expected)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/topics/nope",
+        "/topics/flights/partitions/2",
+        "/topics/flights/partitions/2/offsets",
+        "/topics/nope/partitions/0/records?offset=0",
+        "/topics/flights/partitions/2/records?offset=0",
+        "/topics/nope/records?offset=earliest",
+        f"{V3}/topics/nope",
+        f"{V3}/topics/flights/partitions/2",
+        f"{V3}/topics/flights/partitions/2/records?offset=0",
+    ],
+)
+async def test_rule_r8_nothing_is_404_at_a_broker_that_hears_no_controller(
+    door: Door, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_controller_answers(*_: object) -> None:
+        raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "no controller answers")
+
+    monkeypatch.setattr(door.apis, "catch_up_with_topic", no_controller_answers)
+    answer = await door.get(path)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json["retriable"] is True
 
 
 async def test_a_partition_that_is_no_number_is_404(door: Door) -> None:

@@ -290,6 +290,22 @@ async def test_failures_only_with_their_numbers_and_the_sum(door: Door) -> None:
     assert total == {"error_code": 200, "records": 5, "failed": 2}
 
 
+@pytest.mark.parametrize("is_claimed", [False, True])
+async def test_rule_r8_without_a_controller_a_partition_may_be_there_and_its_record_is_repeated(
+    door: Door, monkeypatch: pytest.MonkeyPatch, *, is_claimed: bool
+) -> None:
+    async def no_controller_answers(*_: object) -> None:
+        raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "no controller answers")
+
+    monkeypatch.setattr(door.apis, "catch_up_with_topic", no_controller_answers)
+    names = ("Quorumlog_Producer_Id", "Quorumlog_Producer_Epoch", "Quorumlog_Sequence")
+    claim = dict.fromkeys(names, "0") if is_claimed else {}
+    first, failure, *rest = receipts(await produce(door, '{}{"partition_id":9}{}', **claim))
+    assert first["offset"] == 0
+    assert (failure["retriable"], failure["outcome"]) == (True, "not_written")
+    assert [one["offset"] for one in rest] == ([] if is_claimed else [1])
+
+
 async def test_failures_of_the_broker_have_their_outcome(door: Door) -> None:
     door.apis.record_errors = {
         1: KafkaError(ErrorCode.REQUEST_TIMED_OUT, "no answer", outcome=Outcome.UNKNOWN)

@@ -129,6 +129,8 @@ async def test_data_goes_on_without_controllers_and_what_asks_them_says_503(
                     ("POST", cluster.topics_url(1), {"topic_name": "impossible"}),
                     ("DELETE", f"{cluster.topics_url(2)}/{topic}", None),
                     ("PUT", f"{cluster.topics_url(3)}/{topic}/configs/flush", {"value": "os"}),
+                    ("GET", f"{cluster.topics_url(1)}/made-elsewhere-perhaps", None),
+                    ("GET", f"{cluster.url(2)}/topics/{topic}/partitions/2/records?offset=0", None),
                 )
             )
         )

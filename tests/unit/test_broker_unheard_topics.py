@@ -1,9 +1,10 @@
-"""A broker that no controller has told anything knows of no topic, and says no more than that."""
+"""A broker that hears no controller does not call a topic or a partition unknown."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 from unittest.mock import MagicMock
@@ -11,20 +12,31 @@ from unittest.mock import MagicMock
 import pytest
 
 from broker.config import BrokerConfig
+from broker.coordinator.group_messages import CommitGroup, GroupOffset, GroupOffsets
+from broker.coordinator.records import OFFSETS_TOPIC
 from broker.ports import ControllerChannel, PeerChannel
+from broker.record.batch import RecordFormat
+from broker.record.lines import ProduceRecord
 from broker.server import topics
+from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.metadata_loader import MetadataLoader
+from broker.server.requests import FetchRequest, ProduceRequest
 from broker.server.topics import TopicRequests
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import TopicName
+from raft_metadata.common.ids import GroupId, PartitionId, TopicName
 from raft_metadata.image.metadata_image import MetadataImage
+from tests.unit.test_group_door import FakeLoader, door
 
 NAME = TopicName("orders")
 
 
 async def no_controller_answers() -> None:
     raise KafkaError(ErrorCode.NOT_CONTROLLER, "nobody is active")
+
+
+async def an_active_controller() -> int:
+    return 7
 
 
 async def nothing_newer(_: object) -> None:
@@ -66,7 +78,72 @@ async def test_a_broker_that_has_just_started_calls_no_topic_unknown(
         await requests(loaded=False).catch_up_with(NAME)
     assert refused.value.code is ErrorCode.LEADER_NOT_AVAILABLE
     assert refused.value.outcome is Outcome.NOT_WRITTEN
-    await requests(loaded=True).catch_up_with(NAME)
+    await requests(loaded=True, newest_offset=an_active_controller).catch_up_with(NAME)
+
+
+ZERO, BEHIND_THE_LAST = PartitionId(0), PartitionId(12)
+"""Partitions of topics that have at most 12."""
+DOORS: dict[str, Callable[[RoutedBrokerApis, TopicName, PartitionId], Awaitable[object]]] = {
+    "fetch": lambda apis, topic, partition: apis.fetch(
+        FetchRequest(topic=topic, partition=partition, offset=0, max_wait_ms=0)
+    ),
+    "offsets": lambda apis, topic, partition: apis.offsets(topic, partition),
+    "delete_records": lambda apis, topic, partition: apis.delete_records(topic, partition, 1),
+    "produce": lambda apis, topic, partition: apis.produce(
+        ProduceRequest(
+            topic=topic, records=[ProduceRecord()], key_format=RecordFormat.JSON,
+            value_format=RecordFormat.JSON, partition=partition, timeout_ms=1_000,
+        )
+    ),
+    "commit": lambda apis, topic, partition: apis.group(
+        CommitGroup(group=GroupId("g"), offsets=(GroupOffset(topic, partition, 1),))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hears_controllers", [True, False])
+@pytest.mark.parametrize(
+    ("topic", "partition"), [("orders", ZERO), ("flights", BEHIND_THE_LAST)], ids=["topic", "grown"]
+)
+@pytest.mark.parametrize("name", DOORS)
+async def test_rule_r8_a_broker_that_hears_no_controller_calls_nothing_unknown_at_any_door(
+    name: str,
+    topic: str,
+    partition: PartitionId,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    hears_controllers: bool,
+) -> None:
+    """Another broker made it since. Spark took the 404 for its loss, and skipped its records."""
+    monkeypatch.setattr(topics, "CATCH_UP_MS", 10)
+    monkeypatch.setattr(topics.LiveConfigs, "auto_create", lambda *_: False)
+    apis, _, _, _ = door(tmp_path, [], topics={OFFSETS_TOPIC: 12, "flights": 2})
+    if not hears_controllers:
+        monkeypatch.setattr(FakeLoader, "newest_offset", lambda _: no_controller_answers())
+    with pytest.raises(KafkaError) as refused:
+        await DOORS[name](apis, TopicName(topic), partition)
+    unknown, unproven = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE
+    assert refused.value.code is (unknown if hears_controllers else unproven)
+    assert refused.value.outcome is Outcome.NOT_WRITTEN
+
+
+@pytest.mark.parametrize("hears_controllers", [True, False])
+async def test_rule_r8_a_broker_that_hears_no_controller_does_not_say_that_there_are_no_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, hears_controllers: bool
+) -> None:
+    """A member took "no offsets" for a new group, and its reset policy skipped records."""
+    monkeypatch.setattr(topics, "CATCH_UP_MS", 10)
+    apis, _, _, _ = door(tmp_path, [], topics={})
+    if hears_controllers:
+        assert await apis.group(GroupOffsets(group=GroupId("g"))) == ()
+        assert await apis.list_groups() == []
+        return
+    monkeypatch.setattr(FakeLoader, "newest_offset", lambda _: no_controller_answers())
+    for asked in (apis.group(GroupOffsets(group=GroupId("g"))), apis.list_groups()):
+        with pytest.raises(KafkaError) as refused:
+            await asked
+        assert refused.value.code is ErrorCode.LEADER_NOT_AVAILABLE
 
 
 class _Controllers:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -234,14 +236,14 @@ def door(
     tmp_path: Path,
     answers: list[bytes | KafkaError],
     *,
-    made: bool = True,
+    topics: Mapping[str, int] = MappingProxyType({OFFSETS_TOPIC: 12}),
     me: int = 2,
     clock: Clock | None = None,
 ) -> tuple[RoutedBrokerApis, Peers, Controllers, NoCoordinator]:
-    """Broker ``me``; broker 1 leads everything."""
+    """Broker ``me``; broker 1 leads all partitions of ``topics``."""
     apis = FakeBrokerApis()
-    if made:
-        apis.add_topic(OFFSETS_TOPIC, 12)
+    for name, partitions in topics.items():
+        apis.add_topic(TopicName(name), partitions)
     loader, peers = FakeLoader(apis.image), Peers(answers)
     controllers, coordinator = Controllers(apis, loader), NoCoordinator()
     config = BrokerConfig(
@@ -252,8 +254,9 @@ def door(
         advertised_http="127.0.0.1:1",
         advertised_peer="127.0.0.1:2",
     )
+    lifecycle = SimpleNamespace(controller_clock=clock or SystemClock())
     made_door = RoutedBrokerApis(
-        config, cast("Any", None), cast("Any", loader), cast("Any", None),
+        config, cast("Any", None), cast("Any", loader), cast("Any", lifecycle),
         cast("Any", controllers), cast("Any", peers), lambda _: cast("Any", coordinator),
         cast("Any", None), cast("Any", None), cast("Any", None), clock or SystemClock(),
         lambda count: bytes(range(count)),
@@ -347,7 +350,7 @@ async def test_rule_m8_the_offsets_topic_is_made_on_first_use_and_waits_for_brok
     tmp_path: Path,
 ) -> None:
     answer = group_messages.encode_answer(InstanceCreated(instance=ONE))
-    apis, _, controllers, _ = door(tmp_path, [b"", answer], made=False)
+    apis, _, controllers, _ = door(tmp_path, [b"", answer], topics={})
     controllers.refusals = 2
     await apis.group(CreateInstance(group=G, instance=ONE))
     command = controllers.commands[-1]
@@ -356,7 +359,7 @@ async def test_rule_m8_the_offsets_topic_is_made_on_first_use_and_waits_for_brok
 
 
 async def test_nothing_is_made_by_asking(tmp_path: Path) -> None:
-    apis, _, controllers, _ = door(tmp_path, [], made=False)
+    apis, _, controllers, _ = door(tmp_path, [], topics={})
     assert await apis.group(GroupOffsets(group=G)) == ()
     assert await apis.list_groups() == []
     for request, code in (

@@ -12,6 +12,7 @@ import pytest
 from broker.record.batch import BatchHeader, BatchSlice
 from broker.record.render import before_offset
 from broker.server.fetch import ReadRouting
+from broker.server.poll_messages import is_final
 from broker.server.requests import FetchRequest
 from http_api.contract.event_stream import event
 from http_api.server.tail_shapes import EventTail, stored_lines
@@ -74,6 +75,24 @@ async def test_rule_r8_a_broker_that_hears_no_controller_says_of_no_topic_that_i
                 FetchRequest(topic=NAME, partition=PartitionId(0), offset=0, topic_id=NEWER)
             )
         assert refused.value.code is expected
+
+
+@pytest.mark.parametrize("hears_controllers", [True, False])
+@pytest.mark.parametrize(("name", "partition"), [("made since", 0), (NAME, 1)])
+async def test_rule_r8_a_poll_at_a_broker_that_hears_no_controller_calls_nothing_unknown(
+    tmp_path: Path, name: str, partition: int, *, hears_controllers: bool
+) -> None:
+    """Another broker made the topic, or its second partition, since this one heard of any."""
+    async with polled_brokers(tmp_path, 1) as (one,):
+        one.follow(image([1]))
+        one.hears_controllers = hears_controllers
+        poll = poll_of({partition: 0}, max_wait_ms=0)
+        row = poll.rows[0]._replace(topic=TopicName(name))
+        [page] = await one.routing.poll(replace(poll, rows=[row]))
+        assert isinstance(page.found, KafkaError)
+        assert is_final(page.found) is hears_controllers, page.found
+        if not hears_controllers:
+            assert page.found.code is ErrorCode.LEADER_NOT_AVAILABLE
 
 
 def reads_of(one: PolledBroker) -> ReadRouting:

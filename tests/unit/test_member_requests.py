@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -313,3 +314,16 @@ class LargeGroup:
             self.state.fold(GroupRecord(key, value))
             self.state.fold(GroupRecord(MemberKey(*key), MemberValue(1, {}, {})))
         self.group = self.state.groups[G]
+
+
+async def test_a_topic_of_which_no_controller_tells_may_be_subscribed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be made later. A member that reads an existing topic besides is not kept from that."""
+
+    async def no_controller_answers(*_: object) -> None:
+        raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "no controller answers")
+
+    monkeypatch.setattr(world.apis, "catch_up_with_topic", no_controller_answers)
+    found = await world.ask(replace(join_request("a"), topics=(TopicName("t"), TopicName("later"))))
+    assert {one.topic for one in found.assignment} == {"t"}

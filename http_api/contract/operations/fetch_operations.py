@@ -28,6 +28,7 @@ from http_api.contract.operations.shared import (
     BASE_URL,
     FROM_LEADER,
     ISOLATION,
+    NOT_PROVEN_MISSING,
     SEEN_EPOCH,
     TOPIC,
     TOPIC_ID,
@@ -271,12 +272,14 @@ DESCRIBE_TOPIC: Final = _get(
     "Describe a topic, with its configs (v2)",
     v2.topic(TOPIC, {}, [_PARTITION_EXAMPLE]) | {"configs": ByName({"retention.ms": "3600000"})},
     RestCode.UNKNOWN_TOPIC_OR_PARTITION,
+    NOT_PROVEN_MISSING,
 )
 PARTITIONS: Final = _get(
     _TOPIC + "/partitions",
     "List the partitions of a topic (v2)",
     [_PARTITION_EXAMPLE],
     RestCode.TOPIC_NOT_FOUND,
+    NOT_PROVEN_MISSING,
     tag="Partitions",
 )
 DESCRIBE_PARTITION: Final = _get(
@@ -286,6 +289,7 @@ DESCRIBE_PARTITION: Final = _get(
     RestCode.NOT_FOUND,
     RestCode.TOPIC_NOT_FOUND,
     RestCode.PARTITION_NOT_FOUND,
+    NOT_PROVEN_MISSING,
     tag="Partitions",
 )
 OFFSETS: Final = _get(

@@ -20,6 +20,7 @@ from http_api.contract.operations.shared import (
     FROM_LEADER,
     LINKS,
     NAME_SCHEMA,
+    NOT_PROVEN_MISSING,
     PAGE_SIZE,
     PAGE_TOKEN,
     SEEN_EPOCH,
@@ -37,7 +38,7 @@ _PARTITIONS: Final = "/topics/{topic_name}/partitions"
 _ONE: Final = "/topics/{topic_name}/partitions/{partition_id}"
 _REPLICAS: Final = _ONE + "/replicas"
 _REASSIGNMENT: Final = _ONE + "/reassignment"
-_UNKNOWN: Final = (RestCode.TOPIC_NOT_FOUND, RestCode.PARTITION_NOT_FOUND)
+_UNKNOWN: Final = (RestCode.TOPIC_NOT_FOUND, RestCode.PARTITION_NOT_FOUND, NOT_PROVEN_MISSING)
 _ALL: Final = "`-` for the partition means all of the topic's, `-` for both those of the cluster."
 
 PARTITION: Final = PartitionInfo(
@@ -74,7 +75,7 @@ LIST: Final = listing(
     _TAG,
     "List the partitions of a topic",
     _EXAMPLE,
-    errors=(RestCode.TOPIC_NOT_FOUND,),
+    errors=(RestCode.TOPIC_NOT_FOUND, NOT_PROVEN_MISSING),
 )
 DESCRIBE: Final = resource(_ONE, _TAG, "Describe a partition", _EXAMPLE, errors=_UNKNOWN)
 OFFSET_TYPE: Final = WordParameter(

@@ -92,6 +92,9 @@ FROM_CONTROLLER: Final = (RestCode.BROKER_NOT_AVAILABLE, RestCode.KAFKA_RETRIABL
 FROM_COORDINATOR: Final = (RestCode.BROKER_NOT_AVAILABLE, RestCode.KAFKA_RETRIABLE_ERROR)
 """Codes of asking a group's coordinator: none answers, or it is just loading."""
 
+NOT_PROVEN_MISSING: Final = RestCode.BROKER_NOT_AVAILABLE
+"""Code in place of a topic's or partition's 404 while no controller answers: it may exist."""
+
 RETRY_AFTER: Final = Header("Retry-After", "Seconds to wait before the request is sent again.", 1)
 """Header of a 503."""
 

@@ -20,6 +20,7 @@ from http_api.contract.operations.shared import (
     FROM_CONTROLLER,
     LINKS,
     NAME_SCHEMA,
+    NOT_PROVEN_MISSING,
     TOPIC,
     TOPIC_ID,
     VALIDATE_ONLY,
@@ -31,7 +32,7 @@ _TAG = "Topics"
 _TOPICS = "/topics"
 _ONE = "/topics/{topic_name}"
 _EXAMPLE = v3.topic(LINKS, TOPIC, TOPIC_ID, 3, 6)
-_UNKNOWN = (RestCode.UNKNOWN_TOPIC_OR_PARTITION,)
+_UNKNOWN = (RestCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_PROVEN_MISSING)
 AUTO_CREATE: Final = "auto_create"
 """Field of a new topic: create it as a produce would."""
 _WITHOUT_RULES = "Confluent's; without access rules it has no effect."

@@ -64,14 +64,14 @@ class MetadataRoutes:
     async def partition(self, request: web.Request, topic: str, partition: str) -> web.Response:
         """Answer one partition."""
         name, number = topic_name(topic), partition_id(partition)
-        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
+        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND, partition=number)
         partition_or_404(found, number)
         return _reply(request, _partitions(found)[number])
 
     async def offsets(self, request: web.Request, topic: str, partition: str) -> web.Response:
         """Answer the beginning and end offset of a partition, from its leader."""
         name, number = topic_name(topic), partition_id(partition)
-        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND)
+        found = await topic_or_404(self._apis, name, RestCode.TOPIC_NOT_FOUND, partition=number)
         partition_or_404(found, number)
         ends = await self._apis.offsets(name, number, seen_epoch(request.query))
         return _reply(request, v2.offsets(ends.beginning_offset, ends.end_offset))

@@ -67,11 +67,11 @@ class EntryWriter:
 
         Fewer are returned if a record of a sequence is not written: none behind it is tried.
         """
-        entries = await self._without_missing_partitions(entries)
+        checked = await self._without_missing_partitions(entries)
         if self._claim is not None:
-            refused = [index for index, e in enumerate(entries) if isinstance(e, RefusedEntry)]
-            entries = entries[: refused[0] + 1] if refused else entries
-        accepted = [entry for entry in entries if isinstance(entry, RecordEntry)]
+            refused = [i for i, entry in enumerate(checked) if not isinstance(entry, RecordEntry)]
+            checked = checked[: refused[0] + 1] if refused else checked
+        accepted = [entry for entry in checked if isinstance(entry, RecordEntry)]
         self._place_keyless(accepted)
         times = self._times(accepted)
         results: list[WrittenRecord | KafkaError] = []
@@ -86,31 +86,38 @@ class EntryWriter:
                 results += await self._produce_claimed(some, times[first:end], formats)
         written = iter(results)
         outcomes: list[Outcome] = []
-        for entry in entries:
-            found = entry if isinstance(entry, RefusedEntry) else next(written, None)
+        for entry in checked:
+            found = next(written, None) if isinstance(entry, RecordEntry) else entry
             if found is None:
                 break
             outcomes.append(found)
-        if self._claim is not None and outcomes and isinstance(outcomes[-1], RefusedEntry):
-            self.is_over = True
+        if self._claim is not None and outcomes:
+            self.is_over |= not isinstance(checked[len(outcomes) - 1], RecordEntry)
         return outcomes
 
     async def _without_missing_partitions(
         self, entries: Sequence[RecordEntry | RefusedEntry]
-    ) -> Sequence[RecordEntry | RefusedEntry]:
-        """Return the entries, those refused that name a partition which is not there."""
+    ) -> Sequence[RecordEntry | RefusedEntry | KafkaError]:
+        """Return the entries, those refused that name a partition which is not there.
+
+        Where no controller answers, it may be there: the refusal is LEADER_NOT_AVAILABLE then.
+        """
         named = [e.partition for e in entries if isinstance(e, RecordEntry) and e.partition]
         if not named:
             return entries
-        topic = await find_topic(self._apis, self._topic, max(named))
+        unproven: KafkaError | None = None
+        try:
+            topic = await find_topic(self._apis, self._topic, max(named))
+        except KafkaError as error:
+            topic, unproven = self._apis.image.topic(self._topic), error
         if topic is None or max(named) < topic.partitions_count:
             return entries
-        refused: list[RecordEntry | RefusedEntry] = []
+        refused: list[RecordEntry | RefusedEntry | KafkaError] = []
         for entry in entries:
             partition = entry.partition if isinstance(entry, RecordEntry) else None
             if partition is not None and partition >= topic.partitions_count:
                 text = partition_not_found(self._topic, partition)
-                refused.append(RefusedEntry(RestCode.PARTITION_NOT_FOUND, text))
+                refused.append(unproven or RefusedEntry(RestCode.PARTITION_NOT_FOUND, text))
             else:
                 refused.append(entry)
         return refused
