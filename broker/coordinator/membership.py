@@ -70,7 +70,9 @@ def take_seat(
     taken = replace(value, topics=old.topics, pattern=old.pattern, manual=old.manual)
     state.apply(GroupRecord(new_key, taken))
     if member is not None:
-        kept = MemberValue(member.epoch + 1, member.target, member.owned)
+        # The name may have been a member's before: none has an epoch above its group's at its end.
+        least = max(member.epoch, group.epoch) if is_renamed else member.epoch
+        kept = MemberValue(least + 1, member.target, member.owned)
         state.apply(GroupRecord(new_member, kept))
     if is_renamed:
         if member is not None:

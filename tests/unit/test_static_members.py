@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from broker.coordinator import instances, membership
-from broker.coordinator.records import Seat
+from broker.coordinator.records import MemberKey, MemberValue, Seat
 from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import InstanceId
 from tests.support.group_epochs import no_epoch_is_given_again
-from tests.support.group_world import BY_HAND, EARLIEST, GroupWorld
+from tests.support.group_world import BY_HAND, EARLIEST, G, GroupWorld
 
 STATIC = replace(BY_HAND, static_id="s1", session_timeout_ms=10_000)
 
@@ -22,6 +23,12 @@ def two_members() -> GroupWorld:
     world.call("a")
     world.call("b")
     return world
+
+
+def epochs_of(world: GroupWorld, name: str) -> list[int]:
+    """All epochs that the name had, in the order of the log."""
+    found = [entry.value for entry in world.log if entry.key == MemberKey(G, InstanceId(name))]
+    return [value.epoch for value in found if isinstance(value, MemberValue)]
 
 
 def epochs(world: GroupWorld) -> tuple[int, int]:
@@ -138,6 +145,19 @@ def test_invariant_g3_a_seat_that_is_taken_in_part_loses_no_member_epoch(
         holders = [one for one in seats if one.value.settings.static_id == STATIC.static_id]
         assert len(holders) <= 1, "two seats"
         no_epoch_is_given_again(part)
+
+
+def test_invariant_g3_a_name_that_takes_a_seat_has_no_epoch_again_that_it_had_before() -> None:
+    """The holder had not followed its group; a late commit of the first "c" was good again."""
+    world = GroupWorld(partitions=4)
+    holder = world.join_directly("a", STATIC)
+    for name in ("b", "c"):
+        given = world.join_directly(name).member_epoch
+    world.leave("c")
+    assert holder.member_epoch + 1 < given
+    taken = world.join_directly("c", STATIC)
+    assert taken.member_epoch > given
+    assert epochs_of(world, "c") == [given, taken.member_epoch]
 
 
 def test_no_member_epoch_goes_back() -> None:
