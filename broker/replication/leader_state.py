@@ -179,6 +179,16 @@ class LeaderState:
         state.mark_ms, state.mark_end = now_ms, leader_end
         return True
 
+    def appended(self, base_offset: int, now_ms: int) -> None:
+        """Note that followers which hold everything below ``base_offset`` were caught up until now.
+
+        Their lag begins with this append (rule R1). Counted from their last acknowledgement, it
+        would contain the idle time before, in which there was nothing to acknowledge.
+        """
+        for state in self.followers.values():
+            if (state.durable_end if self.by_durable else state.log_end) >= base_offset:
+                state.caught_up_ms = now_ms
+
     def closed(self, follower: BrokerId, session: int) -> None:
         """End a session. The acknowledged ends remain known for the rest of the leader epoch."""
         state = self.followers.get(follower)

@@ -280,6 +280,9 @@ class ReplicaManager:
 
         The log requests its sync.
         """
+        role = replica.partition.role
+        if isinstance(role, LeaderState):
+            role.appended(base_offset, self.now_ms())
         for session in replica.sessions:
             session.offer(base_offset, next_offset, raw)
         if not replica.partition.settings.by_durable:  # else it counts once it is durable (rule R1)

@@ -113,6 +113,7 @@ class IsrChanges(Interpreter):
 
     def append(self, count: str) -> None:
         """Append and sync that many records here."""
+        self.role.appended(self.end, self.now_ms)
         self.end += int(count)
 
     def open(self, broker: str, *, end: str, durable: str | None = None) -> None:

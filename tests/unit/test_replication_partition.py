@@ -142,6 +142,39 @@ def test_rule_r1_a_member_that_stops_syncing_is_removed_after_the_lag_time() -> 
     assert partition.high_watermark == 0, "a proposed shrink counts only once it is committed"
 
 
+def test_rule_r1_lag_begins_with_the_append_that_ends_an_idle_time() -> None:
+    """Its last acknowledgement is as old as the idle time, and it needs time to sync the append."""
+    partition = make()
+    role = lead(partition)
+    opens(partition, TWO, 11, (0, 0))
+    opens(partition, THREE, 12, (0, 0))
+    log = log_of(partition)
+    for step, appended_ms in enumerate((60_000, 60_010, 60_020)):  # several are under way
+        log.append((1, step))
+        role.appended(step, appended_ms)
+    partition.on_ack(TWO, Ack(11, 1, 3, 3), 60_030)
+    partition.on_ack(THREE, Ack(12, 1, 3, 0), 60_030)  # not synced
+    assert partition.propose_isr(brokers(), 1, 60_030, 3_000) is None
+    assert partition.propose_isr(brokers(), 2, 63_000, 3_000) is None
+    proposal = partition.propose_isr(brokers(), 3, 63_001, 3_000)
+    assert proposal is not None
+    assert [b for b, _ in proposal.isr] == [1, 2]
+
+
+def test_a_follower_that_was_behind_is_given_no_time_by_further_appends() -> None:
+    partition = make()
+    role = lead(partition)
+    opens(partition, TWO, 11, (0, 0))
+    opens(partition, THREE, 12, (0, 0))
+    log = log_of(partition)
+    for step in range(100):
+        log.append((1, step))
+        role.appended(step, step * 50)
+        partition.on_ack(TWO, Ack(11, 1, step + 1, step + 1), step * 50)
+    assert role.laggards(log.log_end_offset, 3_000, 3_000) == frozenset()
+    assert role.laggards(log.log_end_offset, 3_001, 3_000) == {THREE}
+
+
 def test_overlapping_acknowledgements_keep_a_healthy_follower_in_the_isr() -> None:
     """Each one comes before the follower reaches the end the leader had at the one before."""
     partition = make()

@@ -41,6 +41,7 @@ from tests.support.logs import append
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from broker.replication.isr_state import IsrChange
     from broker.replication.replica import Replica
     from raft_metadata.image.metadata_image import MetadataImage
     from raft_metadata.records.records import MetadataRecord
@@ -176,6 +177,26 @@ async def test_batches_appended_while_throttled_are_read_again_and_not_kept_in_m
     while leader.sent(SECOND)[1] < 100:
         leader.acknowledge(SECOND, leader.sent(SECOND)[1])
         await leader.turns()
+
+
+async def test_a_follower_has_the_lag_time_to_sync_what_ends_an_idle_time(tmp_path: Path) -> None:
+    """The first write to a topic that was made a while ago, while a check of the ISR is due."""
+    leader = Leader(tmp_path)
+    replica, lag_max_ms = leader.replica(SECOND), 3_000
+    leader.open(SECOND)
+    await leader.pass_ms(10_000)
+
+    def proposal() -> IsrChange | None:
+        brokers = leader.manager.image.brokers
+        return replica.partition.propose_isr(brokers, 1, leader.clock.now, lag_max_ms)
+
+    leader.manager.appended(replica, 0, 1, append(replica.log, ["first"], epoch=0))
+    leader.clock.now += lag_max_ms
+    assert proposal() is None
+    leader.clock.now += 1
+    change = proposal()
+    assert change is not None
+    assert change.replicas == (OTHER,)
 
 
 @pytest.mark.parametrize("by_whom", ["leader", "follower"])
