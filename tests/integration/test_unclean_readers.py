@@ -2,6 +2,7 @@
 
 Two partitions of one cluster. In one the log is cut from 100 to 80 and grows to 120; in the other
 a stale replica's log takes the place of what was read up to 70. Readers stood at 100 and at 70.
+Spark's are in `tests/spark`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.support.live_cluster import Answer, LiveCluster, running
+from tests.support.unclean_elections import TwoReplicas, cut_log, replaced_log
 
-V2 = "application/vnd.kafka.v2+json"
 JSON_V2 = "application/vnd.kafka.json.v2+json"
 
 
@@ -32,24 +33,6 @@ class Position:
     """The same place as the token of a tail."""
 
 
-async def replicas(cluster: LiveCluster, topic: str) -> tuple[int, int, int]:
-    """(leader, follower, the third broker) of a topic with two replicas."""
-    leader = await cluster.leader(topic)
-    described = await cluster.partition(topic)
-    (follower,) = set(described["isr"]) - {leader}
-    (other,) = {1, 2, 3} - {leader, follower}
-    return leader, follower, other
-
-
-async def write(cluster: LiveCluster, through: int, topic: str, count: int) -> None:
-    async def written() -> bool:
-        answer = await cluster.produce(through, topic, *range(count))
-        rows = answer.body.get("offsets", [{"error_code": answer.status}])
-        return all(row["error_code"] is None for row in rows)
-
-    await cluster.until(written, f"{count} records are written to {topic}")
-
-
 async def position(cluster: LiveCluster, topic: str, other: int) -> Position:
     """The end of the log as a reader meets it, with its epoch."""
     answer = await cluster.fetch(other, topic)
@@ -62,12 +45,6 @@ async def position(cluster: LiveCluster, topic: str, other: int) -> Position:
         int(headers["Quorumlog-Next-Leader-Epoch"]),
         other,
         page.headers["Quorumlog-Next"],
-    )
-
-
-async def create(cluster: LiveCluster, topic: str) -> None:
-    await cluster.create_topic(
-        topic, factor=2, min_insync_replicas="1", unclean_leader_election_enable="true"
     )
 
 
@@ -90,73 +67,6 @@ async def tail(cluster: LiveCluster, at: Position) -> str:
 
 
 @dataclass(frozen=True)
-class TwoReplicas:
-    """A topic with two replicas, and the broker through which it is written."""
-
-    cluster: LiveCluster
-    topic: str
-    first: int
-    """The broker that leads at the beginning."""
-    second: int
-    other: int
-
-    async def write(self, count: int) -> None:
-        await write(self.cluster, self.other, self.topic, count)
-
-    async def write_to_first_alone(self, count: int) -> None:
-        await self.cluster.kill(f"broker-{self.second}")
-        await self.cluster.wait_isr(self.topic, 0, {self.first}, self.other)
-        await self.write(count)
-
-    async def elect(self, stale: int, count: int) -> None:
-        """Kill the leader, start the replica that lacks its last records, and write to that."""
-        leader = self.first if stale == self.second else self.second
-        await self.cluster.kill(f"broker-{leader}")
-        self.cluster.start_node(f"broker-{stale}")
-        await self.write(count)
-
-    async def read_to_end(self, tails: dict[str, asyncio.Task[str]]) -> Position:
-        """Let a group commit the end, and a tail follow from there."""
-        at = await position(self.cluster, self.topic, self.other)
-        await commit(self.cluster, f"stood-at-{at.offset}", at)
-        tails[self.topic] = asyncio.create_task(tail(self.cluster, at))
-        return at
-
-    async def heal(self, dead: int) -> None:
-        self.cluster.start_node(f"broker-{dead}")
-        await self.cluster.wait_isr(self.topic, 0, {self.first, self.second}, self.other)
-
-
-async def two_replicas(cluster: LiveCluster, topic: str) -> TwoReplicas:
-    await create(cluster, topic)
-    return TwoReplicas(cluster, topic, *await replicas(cluster, topic))
-
-
-async def cut_log(cluster: LiveCluster, tails: dict[str, asyncio.Task[str]]) -> Position:
-    """A log that is cut from 100 to 80 and grows to 120 under another leader."""
-    topic = await two_replicas(cluster, "cut")
-    await topic.write(80)
-    await commit(cluster, "first", await position(cluster, "cut", topic.other))  # makes its topic
-    await topic.write_to_first_alone(20)
-    at = await topic.read_to_end(tails)
-    await topic.elect(topic.second, 40)
-    await topic.heal(topic.first)
-    return at
-
-
-async def replaced_log(cluster: LiveCluster, tails: dict[str, asyncio.Task[str]]) -> Position:
-    """A log in which a stale replica's records stand where others were read."""
-    topic = await two_replicas(cluster, "replaced")
-    await topic.write(60)
-    await topic.write_to_first_alone(30)
-    await topic.elect(topic.second, 10)
-    at = await topic.read_to_end(tails)
-    await topic.elect(topic.first, 5)
-    await topic.heal(topic.second)
-    return at
-
-
-@dataclass(frozen=True)
 class Story:
     cluster: LiveCluster
     cut: Position
@@ -166,8 +76,21 @@ class Story:
 
 
 async def happen(cluster: LiveCluster) -> Story:
+    positions: dict[str, Position] = {}
     tails: dict[str, asyncio.Task[str]] = {}
-    cut, replaced = await cut_log(cluster, tails), await replaced_log(cluster, tails)
+
+    async def read_to_end(topic: TwoReplicas) -> None:
+        """Let a group commit the end, and a tail follow from there."""
+        positions[topic.topic] = at = await position(cluster, topic.topic, topic.other)
+        await commit(cluster, f"stood-at-{at.offset}", at)
+        tails[topic.topic] = asyncio.create_task(tail(cluster, at))
+
+    # While a broker is down, the offsets topic would not be made.
+    made = await cluster.ask("POST", f"{cluster.url(1)}/consumers/first", {"name": "one"})
+    assert made.status == 200, made
+    await cut_log(cluster, "cut", read_to_end)
+    await replaced_log(cluster, "replaced", read_to_end)
+    cut, replaced = positions["cut"], positions["replaced"]
     assert (cut.offset, replaced.offset) == (100, 70)
     return Story(cluster, cut, replaced, {name: await each for name, each in tails.items()})
 
