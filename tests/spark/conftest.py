@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -34,5 +35,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
-    with running(tmp_path_factory.mktemp("spark-cluster")) as cluster:
+    # Tests start what they killed: at once, or only after another replica was elected.
+    with running(tmp_path_factory.mktemp("spark-cluster"), "--no-restart") as cluster:
         yield Log(cluster)
+
+
+@pytest.fixture
+def restarted(log: Log) -> Iterator[None]:
+    """For tests that kill brokers: leaves none dead to the next one, however the test ended."""
+    yield
+    names = [f"broker-{broker.id}" for broker in log.cluster.brokers]
+    for name in names:
+        if log.cluster.pid(name) is None:
+            log.cluster.start_node(name)
+    asyncio.run(log.cluster.wait_healthy())

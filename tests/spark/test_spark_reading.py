@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.support.spark_log import Log
+from tests.support.spark_log import Log, places, run_to_the_end
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Row, SparkSession
 
 KAFKA_SCHEMA = [
     ("key", "binary"),
@@ -30,10 +29,6 @@ KAFKA_SCHEMA = [
 
 def numbered(first: int, count: int) -> list[dict[str, Any]]:
     return [{"key": f"k{n}", "value": {"n": n}} for n in range(first, first + count)]
-
-
-def places(rows: list[Row]) -> list[tuple[int, int]]:
-    return sorted((row.partition, row.offset) for row in rows)
 
 
 def test_a_batch_read_is_what_curl_reads(spark: SparkSession, log: Log) -> None:
@@ -103,27 +98,6 @@ def test_errors_say_what_to_do(
         spark.read.format("quorumlog").options(**{"url": log.url, **options}).load().collect()
 
 
-def run_to_the_end(
-    frame: DataFrame, checkpoint: Path, each: Callable[[list[Row]], object]
-) -> list[int]:
-    """Rows of each micro-batch of a run over what is there now."""
-    sizes: list[int] = []
-
-    def take(batch: DataFrame, _number: int) -> None:
-        rows = batch.collect()
-        sizes.append(len(rows))
-        each(rows)
-
-    query = (
-        frame.writeStream.foreachBatch(take)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    return sizes
-
-
 def test_available_now_ends_is_split_and_goes_on_from_its_checkpoint(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
@@ -157,41 +131,6 @@ def test_a_topic_created_anew_is_told_and_can_be_read_from_its_start(
         run_to_the_end(log.load_stream(spark, "anew"), checkpoint, len)
     frame = log.load_stream(spark, "anew", failOnDataLoss=False)
     assert run_to_the_end(frame, checkpoint, len) == [4]
-
-
-def change_checkpoint(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Have the newest offsets of a query say something else."""
-    newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
-    *lines, last = newest.read_text().splitlines()
-    kept = json.loads(last)
-    change(kept)
-    newest.write_text("\n".join([*lines, json.dumps(kept, separators=(",", ":"))]))
-    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
-
-
-def test_another_log_than_the_one_that_was_read_is_told_and_can_be_read_on(
-    spark: SparkSession, log: Log, tmp_path: Path
-) -> None:
-    """The checkpoint says what it would say after an unclean election of another replica."""
-    log.create("other", 1)
-    log.post("other", *numbered(0, 9))
-    checkpoint = tmp_path / "c"
-    assert run_to_the_end(log.load_stream(spark, "other"), checkpoint, len) == [9]
-
-    def at(offset: int, epoch: int) -> Callable[[dict[str, Any]], object]:
-        return lambda kept: kept["topics"]["other"]["p"].update({"0": [offset, epoch]})
-
-    log.post("other", *numbered(9, 3))
-    change_checkpoint(checkpoint, at(9, 7))
-    with pytest.raises(PySparkException, match=r"topic other: offsets 0 to 8.*diverged"):
-        run_to_the_end(log.load_stream(spark, "other"), checkpoint, len)
-    seen: list[Row] = []
-    frame = log.load_stream(spark, "other", failOnDataLoss=False)
-    run_to_the_end(frame, checkpoint, seen.extend)
-    assert places(seen) == [(0, 9), (0, 10), (0, 11)]
-    change_checkpoint(checkpoint, at(18, 0))
-    with pytest.raises(PySparkException, match=r"offsets 12 to 17.*the log was truncated"):
-        run_to_the_end(log.load_stream(spark, "other"), checkpoint, len)
 
 
 def test_a_running_query_sees_a_new_record_soon_and_stops_at_once(

@@ -104,6 +104,7 @@ def test_a_stream_into_a_topic_is_at_least_once(
     assert out == Counter(b"[%d]" % n for n in range(30))
 
 
+@pytest.mark.usefixtures("restarted")
 def test_a_leader_killed_under_a_query_that_reads_and_writes_fails_nothing(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
@@ -130,11 +131,11 @@ def test_a_leader_killed_under_a_query_that_reads_and_writes_fails_nothing(
         asyncio.run(log.cluster.until(progressed, "two micro-batches", 60))
         for topic, first in (("stormy", 400), ("shelter", 600)):
             leader = asyncio.run(log.cluster.leader(topic, 0))
-            pid = asyncio.run(log.cluster.kill(f"broker-{leader}"))
+            asyncio.run(log.cluster.kill(f"broker-{leader}"))
             through = next(one.id for one in log.cluster.brokers if one.id != leader)
             write_through(log, "stormy", through, range(first, first + 200))
             query.processAllAvailable()
-            asyncio.run(log.cluster.wait_restarted(f"broker-{leader}", pid))
+            log.cluster.start_node(f"broker-{leader}")
             asyncio.run(log.cluster.wait_healthy("shelter", 3, 30))
     finally:
         query.stop()

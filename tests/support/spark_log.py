@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from tests.support.live_cluster import LiveCluster
 
@@ -88,3 +90,28 @@ class Log:
 
 def _bytes(text: str | None) -> bytes | None:
     return None if text is None else base64.b64decode(text)
+
+
+def places(rows: list[Row]) -> list[tuple[int, int]]:
+    return sorted((row.partition, row.offset) for row in rows)
+
+
+def run_to_the_end(
+    frame: DataFrame, checkpoint: Path, each: Callable[[list[Row]], object]
+) -> list[int]:
+    """Rows of each micro-batch of a run over what is there now."""
+    sizes: list[int] = []
+
+    def take(batch: DataFrame, _number: int) -> None:
+        rows = batch.collect()
+        sizes.append(len(rows))
+        each(rows)
+
+    query = (
+        frame.writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return sizes
