@@ -74,11 +74,18 @@ async def run(options: Options) -> list[Row]:
                 print(f"measuring {section} …", file=sys.stderr, flush=True)
                 try:
                     found = await measure(section, cluster, options)
-                except NOT_MEASURED as error:
-                    found = [Row(what=section, product=NO_FIGURE, note=f"{error!r}"[:300])]
+                except* NOT_MEASURED as errors:
+                    found = [Row(what=section, product=NO_FIGURE, note=f"{first(errors)!r}"[:300])]
                 print(table(found), file=sys.stderr, flush=True)
                 rows += found
     return rows
+
+
+def first(error: BaseException) -> BaseException:
+    """Return the first error of a group, and of groups in it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def measure(section: str, cluster: Product, options: Options) -> list[Row]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import orjson
 import pytest
 
+from benchmarks import run
 from benchmarks.failover import longest_gap
 from benchmarks.load import produce_body, render_get, render_post
 from benchmarks.processes import cpu_seconds, memory_mb
@@ -22,6 +25,7 @@ from benchmarks.report import (
     table,
 )
 from benchmarks.run import SECTIONS, parse
+from chaos.http import CallError
 
 
 def test_budget_met_and_missed() -> None:
@@ -100,3 +104,25 @@ def test_command_line() -> None:
     assert parse(["--trials", "30"]).trials == 30
     with pytest.raises(SystemExit):
         parse(["--only", "nonsense"])
+
+
+async def test_what_fails_in_a_task_of_a_section_is_a_row_without_a_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sections that were measured are printed all the same."""
+
+    @asynccontextmanager
+    async def no_cluster(*_options: str) -> AsyncIterator[None]:
+        yield None
+
+    async def measure(section: str, *_others: object) -> list[Row]:
+        if section == "idle":
+            return [Row(what=section, product="1")]
+        inner = ExceptionGroup("tasks", [CallError("GET /x: 503")])
+        raise ExceptionGroup("tasks", [inner])
+
+    monkeypatch.setattr(run, "product", no_cluster)
+    monkeypatch.setattr(run, "measure", measure)
+    rows = await run.run(parse(["--only", "idle", "--only", "doors"]))
+    assert [(row.what, row.product) for row in rows] == [("idle", "1"), ("doors", run.NO_FIGURE)]
+    assert rows[1].note == "CallError('GET /x: 503')"
