@@ -16,6 +16,7 @@ from benchmarks import (
     doors,
     failover,
     fetch,
+    group_churn,
     groups,
     growth,
     idle,
@@ -61,6 +62,7 @@ class Options:
     rounds: int
     trials: int
     idle_s: float
+    churn_s: float
     scale: float
     quick: bool
 
@@ -107,9 +109,13 @@ async def measure(section: str, cluster: Product, options: Options) -> list[Row]
                 await fetch.fill(cluster)
             return await fetch.consumer(cluster, options.seconds)
         case "doors":
-            rows = await doors.measure(cluster, options.seconds, options.rounds)
-            beside = [*await tails.measure(cluster), *await polls.run(), groups.uniform()]
-            return rows + beside
+            return [
+                *await doors.measure(cluster, options.seconds, options.rounds),
+                *await group_churn.measure(cluster, options.churn_s),
+                *await tails.measure(cluster),
+                *await polls.run(),
+                groups.uniform(),
+            ]
         case "growth":
             return await growth.measure(cluster, options.seconds, options.rounds, options.scale)
         case "failover":
@@ -140,6 +146,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
         rounds=said.rounds or (1 if said.quick else 3),
         trials=said.trials or (2 if said.quick else 10),
         idle_s=5.0 if said.quick else 60.0,
+        churn_s=15.0 if said.quick else 120.0,
         scale=said.scale or (0.05 if said.quick else 1.0),
         quick=said.quick,
     )

@@ -13,6 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from benchmarks import group_churn
+from benchmarks.group_churn import SESSION_S, DirectMember, InstanceMember, ObservedGroup
 from tests.integration.test_group_coordinator_kills import (
     JSON,
     READ,
@@ -20,14 +22,6 @@ from tests.integration.test_group_coordinator_kills import (
     Consumer,
     coordinator_of,
     kill_coordinator,
-)
-from tests.support.group_story import (
-    SESSION_S,
-    DirectMember,
-    InstanceMember,
-    Story,
-    come_and_go,
-    settle,
 )
 from tests.support.live_cluster import Answer, LiveCluster, running
 
@@ -201,10 +195,10 @@ async def test_members_of_both_kinds_share_fewer_as_many_and_more_partitions(
     topic, partitions = "both-kinds", 4
     await cluster.create_topic(topic, partitions)
     async with aiohttp.ClientSession() as http:
-        story = Story(cluster, topic, partitions, http, random.Random(1))
-        await story.produce(20)
-        direct = [DirectMember(story, f"d{number}") for number in range(3)]
-        instances = [InstanceMember(story, f"i{number}") for number in range(3)]
+        group = ObservedGroup(cluster.read(), topic, partitions, http, random.Random(1))
+        await group.produce(20)
+        direct = [DirectMember(group, f"d{number}") for number in range(3)]
+        instances = [InstanceMember(group, f"i{number}") for number in range(3)]
         tasks: list[asyncio.Task[None]] = []
         for count, least, most in ((1, 2, 2), (2, 1, 1), (3, 0, 1)):
             tasks += [
@@ -214,7 +208,7 @@ async def test_members_of_both_kinds_share_fewer_as_many_and_more_partitions(
             async def is_shared(count: int = count, least: int = least, most: int = most) -> bool:
                 parts = [set(one.positions) for one in direct[:count]]
                 for one in instances[:count]:
-                    answer = await story.ask("GET", f"{one.path}/assignments")
+                    answer = await group.ask("GET", f"{one.path}/assignments")
                     if answer.status != 200:
                         return False
                     parts.append({row["partition"] for row in answer.body["partitions"]})
@@ -223,12 +217,13 @@ async def test_members_of_both_kinds_share_fewer_as_many_and_more_partitions(
                 return owned == list(range(partitions)) and sizes <= set(range(least, most + 1))
 
             await cluster.until(is_shared, f"{2 * count} members share {partitions} partitions")
-        await cluster.until(lambda: sum(story.read_up_to.values()) == 20, "everything is read")
+        await cluster.until(lambda: sum(group.read_up_to.values()) == 20, "everything is read")
         for one in (*direct, *instances):
             one.stops.set()
         await asyncio.gather(*tasks)
         for one in (*direct, *instances):
             await one.end("leave")
+        assert group.double_owners == []
 
 
 async def churn(
@@ -239,57 +234,32 @@ async def churn(
     seconds: float,
     kill_every_s: float,
 ) -> None:
-    """Let members come and go, one in eight an instance, half of the others static."""
+    """Let members come and go while the coordinator is killed, and see that the group settles."""
     await cluster.create_topic(topic, partitions)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as http:
-        story = Story(cluster, topic, partitions, http, random.Random(topic))
-        stayers = [DirectMember(story, f"stays{number}") for number in range(4)]
-        tasks = [asyncio.create_task(one.live()) for one in stayers]
-        until_s = time.monotonic() + seconds
 
-        async def trouble() -> None:
-            while time.monotonic() < until_s:
-                await story.produce(partitions)
-                if kill_every_s and time.monotonic() + kill_every_s < until_s:
-                    await asyncio.sleep(kill_every_s)
-                    dead = await kill_coordinator(cluster, f"{topic}-group")
-                    await cluster.wait_restarted(*dead)
-                else:
-                    await asyncio.sleep(0.5)
+    async def kill_or_pause(until_s: float) -> None:
+        if kill_every_s and time.monotonic() + kill_every_s < until_s:
+            await asyncio.sleep(kill_every_s)
+            dead = await kill_coordinator(cluster, f"{topic}-group")
+            await cluster.wait_restarted(*dead)
+        else:
+            await group_churn.pause(until_s)
 
-        async with asyncio.TaskGroup() as acting:
-            acting.create_task(trouble())
-            for number in range(members):
-                acting.create_task(
-                    come_and_go(
-                        story,
-                        number,
-                        until_s,
-                        is_instance=number % 8 == 7,
-                        is_static=number % 2 == 0,
-                    )
-                )
-        settled_s = await settle(story, stayers)
-        logging.getLogger("tests.cluster").info(
-            "%d members came and went: %d grants, settled in %.1f s",
-            members, story.assigned, settled_s,
-        )  # fmt: skip
-        ends = [await http_end(story, number) for number in range(partitions)]
-        await cluster.until(
-            lambda: [story.read_up_to.get(number, 0) for number in range(partitions)] == ends,
-            "everything is read",
-        )
-        for one in stayers:
-            one.stops.set()
-        await asyncio.gather(*tasks)
-        assert settled_s <= SESSION_S + 1
-        assert story.assigned > members
-
-
-async def http_end(story: Story, number: int) -> int:
-    answer = await story.ask("GET", f"/topics/{story.topic}/partitions/{number}/offsets")
-    return int(answer.body["end_offset"])
+    found = await group_churn.churn(
+        cluster.read(),
+        topic,
+        members=members,
+        partitions=partitions,
+        seconds=seconds,
+        between_writes=kill_or_pause,
+    )
+    logging.getLogger("tests.cluster").info(
+        "%d members came and went: %d grants, settled in %.1f s",
+        members, found.granted, found.settled_s,
+    )  # fmt: skip
+    assert found.double_owners == ()
+    assert found.settled_s <= SESSION_S + 1
+    assert found.granted > members
 
 
 async def test_invariant_g14_members_come_and_go_and_the_group_settles(
