@@ -351,7 +351,7 @@ async def churn(
     seconds: float,
     between_writes: Callable[[float], Awaitable[None]] = pause,
 ) -> Churn:
-    """Let members of one group come and go: one in eight an instance, half of the others static.
+    """Let members of one group come and go: one in eight an instance, half static.
 
     Args:
         cluster: a running cluster in which the topic exists.
