@@ -8,9 +8,9 @@ folder.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.record.lines import key_view
 from broker.server.admin import AdminRequests, RecordDeletion
@@ -362,8 +362,8 @@ class RoutedBrokerApis:
 
     # reads
 
-    async def fetch(self, request: FetchRequest) -> FetchResult:
-        return await self._reads.fetch(request)
+    def fetch(self, request: FetchRequest) -> Coroutine[Any, Any, FetchResult]:
+        return self._reads.fetch(request)
 
     async def poll(self, request: PollRequest) -> list[PollPage]:
         return await self.polls.poll(request)

@@ -100,9 +100,30 @@ class ReadRouting:
             found = await self._follower_reads.fetch(request, partition, max_wait_ms)
             if found is not None:
                 return found
+        while True:
+            found = await self._read(request, partition, wait_until_ms, deadline_ms)
+            left_ms = wait_until_ms - self._clock.monotonic_ms()
+            if found.slices or found.packed or found.leader_id != self._broker_id or left_ms <= 0:
+                return found
+            replica = self._local.unchanged_since(partition, found)
+            if replica is not None:  # it waits here, without the frames of the way to the leader
+                del found
+                await self._local.wait(replica, left_ms)
+
+    async def _read(
+        self,
+        request: FetchRequest,
+        partition: TopicIdPartition,
+        wait_until_ms: int,
+        deadline_ms: int,
+    ) -> FetchResult:
+        """Read at the leader. Only a leader elsewhere, or a look-up by time, waits for records."""
+        limits = self._limits
 
         async def attempt(registration: PartitionRegistration, _timeout_ms: int) -> FetchResult:
-            wait_ms = max(0, wait_until_ms - self._clock.monotonic_ms())
+            is_here = registration.leader == self._broker_id
+            waits = not is_here or request.offset is None
+            wait_ms = max(0, wait_until_ms - self._clock.monotonic_ms()) if waits else 0
             read = Read(
                 partition=partition,
                 offset=request.offset,
@@ -113,7 +134,7 @@ class ReadRouting:
                 leader_epoch=request.leader_epoch,
                 seen_epoch=request.seen_epoch,
             )
-            if registration.leader == self._broker_id:
+            if is_here:
                 return await self._local.fetch(read)
             grace_ms = ANSWER_GRACE_MS if request.timestamp_ms is None else TIME_LOOKUP_MS
             body = peer_codec.encode_fetch(read)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -595,6 +595,17 @@ class LocalPartitions:
             # The record found is not committed; another leader may append others before (rule R8).
             return replace(found, next_offset=found.high_watermark, next_leader_epoch=UNKNOWN_EPOCH)
         return found
+
+    def unchanged_since(self, place: TopicIdPartition, found: FetchResult) -> Replica | None:
+        """Return the replica if a read would find no more than ``found``, so that it may wait."""
+        replica = self._manager.replica(place)
+        if replica is None or replica.partition.high_watermark != found.high_watermark:
+            return None
+        return replica if self._manager.led_epoch(place) == found.leader_epoch else None
+
+    def wait(self, replica: Replica, at_most_ms: int) -> Coroutine[Any, Any, None]:
+        """Wait until the replica's high watermark or role has changed, or for `at_most_ms`."""
+        return self._reads.wait(replica, at_most_ms)
 
     def check_position(self, replica: Replica, offset: int, epoch: int) -> None:
         """Raise the reason why a read may not begin at this offset, behind a record of that epoch.
