@@ -43,16 +43,16 @@ if TYPE_CHECKING:
         TopicDeleted,
     )
 
-PASSED_TO: ContextVar[set[int] | None] = ContextVar("passed_to", default=None)
+PASSED_TO: ContextVar[list[int] | None] = ContextVar("passed_to", default=None)
 """Set by a front end that wants to know where its present request goes, in the request's task: the
-ids of the brokers to which this broker passed a part of it. It changes nothing."""
+ids of the brokers to which this broker passed a part of it, each once. It changes nothing."""
 
 
 def note_passed_to(broker: BrokerId) -> None:
     """Add a broker to the present request's `PASSED_TO`, if a front end asked for it."""
     brokers = PASSED_TO.get()
-    if brokers is not None:
-        brokers.add(broker)
+    if brokers is not None and broker not in brokers:
+        brokers.append(broker)
 
 
 UNKNOWN_EPOCH: Final = -1

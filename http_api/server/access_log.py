@@ -28,6 +28,7 @@ from aiohttp.abc import AbstractAccessLogger
 from typing_extensions import override
 
 from broker.config import ACCESS_ALL
+from http_api.contract.operations.declaration import Operation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,8 +56,8 @@ ASKED_WAIT_MS = web.RequestKey("asked_wait_ms", int)
 """Time for which the client asked to wait; a handler that may wait sets it."""
 BEGAN_S = web.RequestKey("began_s", float)
 """Time of the loop at which the routes took the request."""
-DECLARED = web.RequestKey("declared", frozenset[str])
-"""Names of the query parameters that the request's route declares."""
+OPERATION = web.RequestKey("operation", Operation)
+"""Declaration of the route that handles a request; missing where no route does."""
 _ERROR_CODE: Final = re.compile(rb'"error_code":([0-9]{3,5})')
 _CLIENT_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _UNPARSED: Final = "UNKNOWN"
@@ -327,6 +328,8 @@ class RouteLog:
         else:
             bytes_out = 0 if request.method == "HEAD" else len(start)
         is_parsed = request.method != _UNPARSED
+        operation = request.get(OPERATION)
+        declared = frozenset[str]() if operation is None else operation.parameter_names
         client_id = request.headers.get("Quorumlog-Client-Id", "")
         self.log.add(
             LogEntry(
@@ -335,9 +338,7 @@ class RouteLog:
                 host=self._host_of(request),
                 method=request.method if is_parsed else None,
                 path=request.rel_url.raw_path if is_parsed else None,
-                query=shown_query(
-                    request.rel_url.raw_query_string, request.get(DECLARED, frozenset())
-                ),
+                query=shown_query(request.rel_url.raw_query_string, declared),
                 status=status,
                 error_code=None if status is None else error_code_in(status, start),
                 bytes_in=request.content_length or request.content.total_bytes,
@@ -350,7 +351,7 @@ class RouteLog:
         )
 
 
-FORWARDED_TO = web.RequestKey("forwarded_to", set[int])
+FORWARDED_TO = web.RequestKey("forwarded_to", list[int])
 """Brokers to which this broker passed a part of the request."""
 
 

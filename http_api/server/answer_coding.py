@@ -29,7 +29,7 @@ GZIP_LEVEL: Final = 1
 """The fastest level: a list shrinks to a fifteenth at 400 MB/s; level 6 takes twice as long for a
 twentieth."""
 MAY_GZIP = web.RequestKey("may_gzip", bool)
-"""True if the answer to this request may go as gzip, if the client accepts it."""
+"""True if the answer to this request may go as gzip, if the client accepts it; else missing."""
 
 
 def may_gzip(settings: HttpSettings, *, carries_records: bool) -> bool:

@@ -135,7 +135,6 @@ MAX_HEADERS = 128
 """Most header fields of a request; the parser counts them."""
 
 
-@web.middleware
 async def error_middleware(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
@@ -239,9 +238,13 @@ def _unexpected_envelope(outcome: Outcome) -> bytes:
 class EnvelopeRequestHandler(web.RequestHandler):
     """A connection whose parse errors are answered in our envelope, too. Owned by its transport."""
 
-    when_lost: Callable[[], object] | None = None
-    """Called if the connection is lost; set by the handler of the request under way, and reset by
-    it. Must not raise."""
+    __slots__ = ("when_lost",)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.when_lost: Callable[[], object] | None = None
+        """Called if the connection is lost; set by the handler of the request under way, and reset
+        by it. Must not raise."""
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:

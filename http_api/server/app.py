@@ -11,21 +11,22 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.web_urldispatcher import UrlMappingMatchInfo
 
 from broker.config import ACCESS_OFF, BrokerTimeouts
 from broker.server.requests import PASSED_TO
 from http_api.contract.foreign_pages import ANY_HOST, TrustedHosts
 from http_api.contract.forwarding import NO_PROXIES, TrustedProxies
-from http_api.contract.operations.declaration import Operation
 from http_api.contract.origins import AllowedOrigins, preflight_headers
 from http_api.server.access_log import (
     BEGAN_S,
-    DECLARED,
     FORWARDED_TO,
+    OPERATION,
     AccessLog,
     RouteLog,
     RouteLogger,
@@ -76,8 +77,6 @@ from http_api.server.streams import StreamRegistry
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from broker.config import AccessLogConfig, BrokerLimits
     from broker.server.debug_state import BrokerDebugState
     from broker.server.requests import BrokerApis
@@ -92,12 +91,13 @@ SHUTDOWN_GRACE_S = 3.0
 KEEPALIVE_S = 75.0
 BACKLOG = 1_024
 TIMEOUTS: Final = BrokerTimeouts()
-OPERATION = web.RequestKey("operation", Operation)
-"""Declaration of the route that handles a request; missing where no route does."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 IGNORED = web.RequestKey("ignored", tuple[str, ...])
 """Names of a request's query parameters that have no effect."""
 CONTEXT: web.AppKey[ApiContext] = web.AppKey("context")
 """The broker that answers, and its limits."""
+HANDLER: web.AppKey[Handler] = web.AppKey("handler")
+"""The handler of every request of the app."""
 LANE: web.AppKey[FastLane | None] = web.AppKey("lane")
 """The app's fast lane; None: aiohttp handles every request."""
 
@@ -136,13 +136,9 @@ def build_app(
         StateRoutes(debug_state).add_to(router)
     DocumentRoutes(context).add_to(router)
 
-    app = web.Application(middlewares=[error_middleware], client_max_size=limits.max_body_bytes)
-    app.router.add_route(
-        "*",
-        "/{path:(?s:.*)}",  # also a path with a line break: our router refuses it
-        _dispatcher(context, router),
-        expect_handler=continue_unless_too_large(limits.max_body_bytes, router.takes_any_length),
-    )
+    app = web.Application(client_max_size=limits.max_body_bytes)
+    dispatch = _dispatcher(context, router)
+    app.router.add_route("*", "/{path:.*}", dispatch)
 
     async def sign(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["X-Request-Id"] = ids.of(request.headers.get("X-Request-Id"))
@@ -165,19 +161,25 @@ def build_app(
     app.on_response_prepare.append(sign)
     app.on_shutdown.append(end_streams)
     app[CONTEXT] = context
+    app[HANDLER] = _handler(app, dispatch)
     app.on_cleanup.append(end_watches)
     app[LANE] = FastLane(context, ids, SystemClock()) if limits.http_fast_lane else None
     return app
 
 
-def _dispatcher(
-    context: ApiContext, router: PathRouter
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Return the handler of every request: its checks, its route, and the coding of its answer."""
+def _dispatcher(context: ApiContext, router: PathRouter) -> Handler:
+    """Return the way of every request: its checks, its route, and the coding of its answer."""
+    expect = continue_unless_too_large(context.limits.max_body_bytes, router.takes_any_length)
 
     async def dispatch(request: web.Request) -> web.StreamResponse:
         settings = context.settings.current()
         headers, method = request.headers, request.method
+        if hdrs.EXPECT in headers:
+            refusal = await expect(request)
+            if refusal is not None:
+                return refusal
+        if not request.rel_url.raw_path.startswith("/"):
+            raise web.HTTPNotFound
         forwarded = enter_request(request, context.proxies)
         context.trusted.check(
             method,
@@ -192,20 +194,41 @@ def _dispatcher(
         route, parameters = router.resolve(method, request.rel_url.raw_path)
         request[OPERATION] = route.operation
         request[ERROR_TYPE] = route.reply_type
-        request[DECLARED] = route.parameters
         request[BEGAN_S] = asyncio.get_running_loop().time()
-        passed_to: set[int] = set()
+        passed_to: list[int] = []
         request[FORWARDED_TO] = passed_to
         PASSED_TO.set(passed_to)
-        request[MAY_GZIP] = may_gzip(settings, carries_records=route.operation.carries_records)
+        if may_gzip(settings, carries_records=route.operation.carries_records):
+            request[MAY_GZIP] = True
         if request.rel_url.raw_query_string:
-            names = [name for name, _ in request.query.items()]
-            request[IGNORED] = check_parameters(
-                names, route.parameters, settings.ignored_parameters
+            ignored = check_parameters(
+                [name for name, _ in request.query.items()],
+                route.parameters,
+                settings.ignored_parameters,
             )
+            if ignored:
+                request[IGNORED] = ignored
         return await gzipped(request, await route.handler(request, *parameters))
 
     return dispatch
+
+
+def _handler(app: web.Application, dispatch: Handler) -> Handler:
+    """Return the handler of every request, in place of aiohttp's own.
+
+    That one resolves a route, though here is only one, and holds a kilobyte for each request that
+    waits.
+    """
+    (route,) = app.router.routes()
+    match = UrlMappingMatchInfo({}, route)
+    match.add_app(app)
+    match.freeze()
+
+    def handle(request: web.Request) -> Awaitable[web.StreamResponse]:
+        request._match_info = match  # noqa: SLF001 by it, aiohttp finds the app's signals
+        return error_middleware(request, dispatch)
+
+    return handle
 
 
 def _is_preflight(request: web.Request) -> bool:
@@ -280,11 +303,15 @@ class HttpServer:
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=shutdown_grace_s
         )
+        self._handler = cast(
+            "Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]", app[HANDLER]
+        )
         self._lane = app[LANE]
         self._limits = limits
         self._timeouts = timeouts
         self.gate = ConnectionGate(limits, app[CONTEXT].proxies, open_files_max())
         """Count of the open connections."""
+        self._closed = self.gate.leave
         self._insecure = insecure
         self._server: asyncio.Server | None = None
 
@@ -302,6 +329,8 @@ class HttpServer:
                 "neither TLS nor authentication yet; bind 127.0.0.1, or say --insecure"
             )
         await self._runner.setup()
+        assert self._runner.server is not None
+        self._runner.server.request_handler = self._handler
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
@@ -335,7 +364,7 @@ class HttpServer:
             self._lane,
             server,
             timeouts=self._timeouts,
-            closed=partial(self.gate.leave, host),
+            closed=self._closed,
             host=host,
             access=self._access,
             loop=asyncio.get_running_loop(),

@@ -25,7 +25,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
@@ -39,7 +39,8 @@ from http_api.server.answers import EnvelopeRequestHandler
 from http_api.server.connection_limits import ReaderWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections import deque
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from aiohttp.http_parser import RawRequestMessage
 
@@ -58,7 +59,8 @@ _UNKNOWN: Final = -1
 _OK: Final = b"HTTP/1.1 200"
 PRIVATE_NAMES: Final = {
     web.RequestHandler: (
-        "_buffer_paused", "_close", "_force_close", "_handler_waiter", "_keepalive_timeout",
+        "_buffer_paused", "_close", "_force_close", "_handle_request", "_handler_waiter",
+        "_keepalive_handle", "_keepalive_timeout",
         "_max_msg_queue_size", "_message_tail", "_messages", "_msg_queue_resume_size",
         "_next_keepalive_close_time", "_parser", "_pause_reading_for_buffer",
         "_pause_transport_reading", "_paused", "_payload_parser", "_process_keepalive",
@@ -125,6 +127,19 @@ TRANSITIONS: Final[Mapping[Phase | type, frozenset[Phase | type]]] = {
 lane may not be able to take the request, and aiohttp's handler takes it then."""
 
 
+class RequestQueue(list[Any]):
+    """Requests of a connection that wait to be handled, at most 32; empty as a rule.
+
+    It stands for aiohttp's deque, which takes 700 bytes even if it is empty.
+    """
+
+    __slots__ = ()
+
+    def popleft(self) -> Any:
+        """Remove and return the first request."""
+        return self.pop(0)
+
+
 class LaneConnection(EnvelopeRequestHandler):
     """A client's connection. Owned by its transport.
 
@@ -132,22 +147,29 @@ class LaneConnection(EnvelopeRequestHandler):
     handle it instead at any time before that.
     """
 
+    __slots__ = (
+        "_access", "_awaits_first_byte", "_closed", "_deadline", "_host", "_lane", "_lane_answers",
+        "_lane_began_s", "_lane_buffered", "_lane_is_pumping", "_lane_parser_needs", "_lane_state",
+        "_reader_watch", "_routes_log", "_timeouts",
+    )  # fmt: skip
+
     def __init__(
         self,
         lane: FastLane | None,
         manager: web.Server,
         *,
         timeouts: BrokerTimeouts,
-        closed: Callable[[], None],
+        closed: Callable[[str], None],
         host: str = "",
         access: AccessLog | None = None,
         **options: Any,
     ) -> None:
-        """``closed`` is called once, when the connection is lost; ``host``: the client's address.
+        """Take ``host``, the client's address; ``closed(host)`` is called once, at the end.
 
         ``access`` logs what the lane answers, None: nothing is logged.
         """
         super().__init__(manager, **options)
+        self._messages = cast("deque[Any]", RequestQueue())
         self._lane = lane
         self._timeouts = timeouts
         self._closed = closed
@@ -318,6 +340,18 @@ class LaneConnection(EnvelopeRequestHandler):
             self._reader_watch.start(transport)
 
     @override
+    def _handle_request(
+        self,
+        request: web.BaseRequest,
+        start_time: float | None,
+        request_handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
+        if self._keepalive_handle is not None:  # it takes 670 bytes; the answer sets it again
+            self._keepalive_handle.cancel()
+            self._keepalive_handle = None
+        return super()._handle_request(request, start_time, request_handler)
+
+    @override
     async def start(self) -> None:
         await super().start()
         if self.transport is not None:  # closed behind its last answer
@@ -332,7 +366,7 @@ class LaneConnection(EnvelopeRequestHandler):
         self._lane_buffered = b""
         super().connection_lost(exc)
         self._reader_watch.stop()
-        self._closed()
+        self._closed(self._host)
 
     @override
     def handle_error(

@@ -31,9 +31,9 @@ POSITION_ATTEMPTS: Final = 3
 """Most look-ups of the log's ends for one read, if they move between a look-up and the read."""
 
 
-async def fetch_or_404(apis: BrokerApis, fetch: FetchRequest) -> FetchResult:
+def fetch_or_404(apis: BrokerApis, fetch: FetchRequest) -> Awaitable[FetchResult]:
     """Return what a fetch reads; 404 if the partition was deleted meanwhile."""
-    return await _found(fetch, apis.fetch(fetch))
+    return _found(fetch, apis.fetch(fetch))
 
 
 async def _found(fetch: FetchRequest, answer: Awaitable[A]) -> A:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from aiohttp import web
 
 from http_api.contract.operations.declaration import Operation
-from http_api.server.app import OPERATION
+from http_api.server.access_log import OPERATION
 
 ALL_ANSWERS = frozenset({"X-Request-Id", "Quorumlog-Ignored-Parameters", "Retry-After"})
 """Headers that any answer may have; the document says so in front."""

@@ -68,7 +68,7 @@ from http_api.server.tails import read_from, serve_tail, tail_includes, wanted_t
 from raft_metadata.common.ids import TopicId
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from broker.config import BrokerLimits
     from broker.record.batch import BatchSlice
@@ -98,7 +98,9 @@ class FetchRoutes:
     def add_to(self, router: PathRouter) -> None:
         router.serve(declared.RECORDS, self.records)
 
-    async def records(self, request: web.Request, topic: str, partition: str) -> web.StreamResponse:
+    def records(
+        self, request: web.Request, topic: str, partition: str
+    ) -> Awaitable[web.StreamResponse]:
         """Answer records from a position on, as a page or as a tail.
 
         A page waits for the first record up to ``timeout``.
@@ -107,7 +109,12 @@ class FetchRoutes:
         ISOLATION.read(request.query)
         tail_type = wanted_tail(request, READ_REPLIES)
         if tail_type is None:
-            return await self._page(request, name, number)
+            return self._page(request, name, number)
+        return self._tail(request, name, number, tail_type)
+
+    async def _tail(
+        self, request: web.Request, name: TopicName, number: PartitionId, tail_type: str
+    ) -> web.StreamResponse:
         timed = "timestamp" in tail_includes(request.query)
         image = await existing_partition(self._apis, name, number)
         lines = timed_lines if timed else stored_lines
@@ -341,7 +348,7 @@ def unreadable(error: RecordNotJsonError, topic: TopicName, partition: Partition
 
 
 async def _send(request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
-    if len(body) < SEPARATE_WRITE_BYTES or request.method == "HEAD" or request[MAY_GZIP]:
+    if len(body) < SEPARATE_WRITE_BYTES or request.method == "HEAD" or MAY_GZIP in request:
         content_type = headers.pop(hdrs.CONTENT_TYPE)
         return reply(body, content_type, headers=headers)
     headers[hdrs.CONTENT_LENGTH] = str(len(body))
