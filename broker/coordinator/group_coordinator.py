@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -483,22 +483,22 @@ class GroupCoordinator:
 
         return await self._read_proven(self._shard(partition), look)
 
-    async def _answer(self, shard: Shard, request: GroupRequest[Any]) -> Any:
+    def _answer(self, shard: Shard, request: GroupRequest[Any]) -> Awaitable[Any]:
         match request:
             case Poll():
-                return await self._reader.poll(shard, request)
+                return self._reader.poll(shard, request)
             case JoinGroup():
-                return await self._members.join(shard, request)
+                return self._members.join(shard, request)
             case Heartbeat():
-                return await self._members.heartbeat(shard, request)
+                return self._members.heartbeat(shard, request)
             case CommitGroup():
-                return await self._commit_group(shard, request)
+                return self._commit_group(shard, request)
             case GroupOffsets() | DescribeGroup():
-                return await self._read_proven(shard, lambda s: self._describe(s, request))
+                return self._read_proven(shard, lambda s: self._describe(s, request))
             case EvictInstance() | DeleteGroup() | DeleteOffsets() | SkipRecords():
-                return await self._remove(shard, request)
+                return self._remove(shard, request)
             case _:
-                return await self._answer_instance(shard, request)
+                return self._answer_instance(shard, request)
 
     async def _answer_instance(self, shard: Shard, request: GroupRequest[Any]) -> Any:
         match request:

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from broker.coordinator import direct_members
+from broker.coordinator.end_watches import WakeUp
 from broker.coordinator.group_messages import Heartbeat, JoinGroup, Membership, OffsetReset
 from broker.coordinator.group_state import GroupsState, Topics, of_present_life
 from broker.coordinator.instances import GroupLimits
@@ -68,7 +69,7 @@ class MemberRequests:
         self._know_topics = know_topics
         self._read_proven = read_proven
         self._limits = limits
-        self._newest: dict[InstanceKey, asyncio.Event] = {}
+        self._newest: dict[InstanceKey, WakeUp] = {}
         """The event of each member's newest waiting heartbeat."""
         self._waiting = 0
 
@@ -111,7 +112,7 @@ class MemberRequests:
             lambda state: direct_members.heartbeat_answer(state, request, self._topics()),
         )
 
-    async def _wait(self, key: InstanceKey, woken: asyncio.Event, until_ms: int) -> bool:
+    async def _wait(self, key: InstanceKey, woken: WakeUp, until_ms: int) -> bool:
         """Wait until a decision concerns the member; return False once the time is over.
 
         A newer heartbeat of the member makes this one wait in vain: answered at once, two clients

@@ -27,6 +27,7 @@ from broker.coordinator.answer_parts import (
     unreadable_error,
 )
 from broker.coordinator.blocked import blocked_records, note_read, stepped_over
+from broker.coordinator.end_watches import EndWatches, WakeUp, WatchedEnd
 from broker.coordinator.group_messages import (
     MOVES_REPORTED_MAX,
     BlockedPlace,
@@ -175,6 +176,8 @@ class InstanceReader:
         self._locks: dict[Session, asyncio.Lock] = {}
         self._newest: dict[Session, _Read] = {}
         self._reading = 0
+        self.watches = EndWatches(self._until_records)
+        """Waits for the reads that have read their partitions to the end."""
 
     async def poll(self, shard: Shard, request: Poll) -> PolledRecords:
         """Wait for records and return some; positions move behind them.
@@ -261,6 +264,21 @@ class InstanceReader:
                 raise
             return None
 
+    async def _until_records(self, end: WatchedEnd) -> None:
+        """Wait until there are records at an end, or a read would fail there."""
+        place = OffsetAndEpoch(end.offset)
+        found: Fetched | None = None
+        while found is None or not found.slices:
+            try:
+                found = await self.fetch(
+                    end.partition, place, end.topic_id, 1, self._poll_wait_ms_max
+                )
+            except KafkaError:
+                await asyncio.sleep(RETRY_MS / 1000)
+                return
+            if found is None or not found.slices:
+                await asyncio.sleep(RETRY_MS / 1000)
+
     async def ends(self, partition: TopicPartition) -> Ends:
         """Return both ends of a partition."""
         return await self._door.ends(partition)
@@ -307,8 +325,8 @@ class _Read:
         """True if a position was moved while the last partitions were collected."""
         self._max_bytes = max(1, min(wanted, POLL_BYTES_MAX))
         self._marks = self._settings.unreadable_records is UnreadableRecords.MARK
-        self._gives_way = asyncio.Event()
-        self._changed: asyncio.Event | None = None
+        self._is_overtaken = False
+        self._changed: WakeUp | None = None
         """Set when a watched partition or the group changes, which ends a wait; None before
         `run`."""
 
@@ -317,9 +335,13 @@ class _Read:
 
         The client that sent this one may have ended, so it must deliver nothing.
         """
-        self._gives_way.set()
+        self._is_overtaken = True
         if self._changed is not None:
             self._changed.set()
+
+    def _gives_way(self) -> bool:
+        """Return True once a newer read of the instance has come."""
+        return self._is_overtaken
 
     async def wait_for_deadline(self) -> PolledRecords:
         """Return nothing at the deadline.
@@ -381,7 +403,7 @@ class _Read:
 
     async def run(self) -> PolledRecords | None:
         """Collect and deliver; try again while there is time. None: a newer read has come."""
-        if self._gives_way.is_set():
+        if self._gives_way():
             return None
         self._instance()
         topics = self._reader.topics()
@@ -390,7 +412,7 @@ class _Read:
         while True:
             self._changed = changed = self._shard.watch(self._key.group)
             try:
-                if self._gives_way.is_set():
+                if self._gives_way():
                     return None
                 self._give_up_revoked()
                 plan = await self._plan()
@@ -637,13 +659,13 @@ class _Read:
         mine = [
             part
             for part in parts
-            if not self._gives_way.is_set()
+            if not self._gives_way()
             and part.partition in instance.assignment
             and self.session.position(part.partition, topics) is part.position
             and part.position.next == part.begin
         ]
         is_last = not self._remaining_ms
-        if not parts and (is_stopped or is_last) and not self._gives_way.is_set():
+        if not parts and (is_stopped or is_last) and not self._gives_way():
             for place, found in self._blocked():
                 raise unreadable_error(place, found.offset, found.message, self._key.group)
         if not mine and not is_last:
@@ -661,7 +683,7 @@ class _Read:
             owned = sorted(instance.assignment)
             self.session.rotation = owned.index(mine[-1].partition) + 1
         moves: tuple[Move, ...] = ()
-        if not self._gives_way.is_set():  # else the newer read reports them to the client
+        if not self._gives_way():  # else the newer read reports them to the client
             kept_for = token if instance.value.is_token_reader else None
             moves = self.session.moves_to_report(MOVES_REPORTED_MAX, kept_for)
         return self._answer(join_bodies(mine), self._count(mine), token, moves)
@@ -670,7 +692,7 @@ class _Read:
         self,
         plan: dict[TopicPartition, ReadPosition],
         ends: dict[TopicPartition, int],
-        changed: asyncio.Event,
+        changed: WakeUp,
     ) -> None:
         """Wait until a watched partition has records, the group changed, or time is over."""
         wait_ms = self._remaining_ms
@@ -678,39 +700,15 @@ class _Read:
         if len(places) > WATCHED_MAX:
             places, wait_ms = places[:WATCHED_MAX], min(wait_ms, WATCH_MS)
             self.session.rotation += WATCHED_MAX
+        watches = self._reader.watches
+        watched = [WatchedEnd(place, plan[place].topic_id, end) for place, end in places]
+        for end in watched:
+            watches.join(end, changed)
         try:
-            async with asyncio.timeout(wait_ms / 1000), asyncio.TaskGroup() as tasks:
-                watchers = [
-                    tasks.create_task(
-                        self._watch(partition, end, plan[partition].topic_id, wait_ms, changed)
-                    )
-                    for partition, end in places
-                ]
+            async with asyncio.timeout(wait_ms / 1000):
                 await changed.wait()
-                for watcher in watchers:
-                    watcher.cancel()
         except TimeoutError:
             pass
-
-    async def _watch(
-        self,
-        partition: TopicPartition,
-        end: int,
-        topic_id: TopicId,
-        wait_ms: int,
-        changed: asyncio.Event,
-    ) -> None:
-        deadline_ms = self._reader.now_ms() + wait_ms
-        while not changed.is_set():
-            left_ms = max(0, deadline_ms - self._reader.now_ms())
-            try:
-                result = await self._reader.fetch(
-                    partition, OffsetAndEpoch(end), topic_id, 1, left_ms
-                )
-            except KafkaError:
-                await asyncio.sleep(RETRY_MS / 1000)
-                break
-            if result is not None and result.slices:
-                break
-            await asyncio.sleep(RETRY_MS / 1000)
-        changed.set()
+        finally:
+            for end in watched:
+                watches.leave(end, changed)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from broker.coordinator import held_groups, instances, removal
+from broker.coordinator.end_watches import WakeUp
 from broker.coordinator.group_state import GroupEnvironment, GroupsState, Topics
 from broker.coordinator.rebalance import drop_deleted_topics, is_concerned, retarget
 from broker.coordinator.records import (
@@ -143,7 +144,7 @@ class Shard:
         self._gathering: _Batch | None = None
         self._writing: _Batch | None = None
         self._wake_writer = asyncio.Event()
-        self._watchers: dict[GroupId | InstanceKey, list[asyncio.Event]] = {}
+        self._watchers: dict[GroupId | InstanceKey, list[WakeUp]] = {}
         self._ticked_ms = clock.monotonic_ms()
         self._topics: Topics | None = None
         """Topics with which subscriptions were last compared; None after a load."""
@@ -251,17 +252,17 @@ class Shard:
 
     # ---- watching a group
 
-    def watch(self, place: GroupId | InstanceKey) -> asyncio.Event:
+    def watch(self, place: GroupId | InstanceKey) -> WakeUp:
         """Return an event that is set by any later decision in the group but a commit.
 
         For a member it is set only by decisions that may give or deny it a partition, or end it. It
         is set as well when the state is dropped. The caller ends it with `unwatch`.
         """
-        event = asyncio.Event()
+        event = WakeUp()
         self._watchers.setdefault(place, []).append(event)
         return event
 
-    def unwatch(self, place: GroupId | InstanceKey, event: asyncio.Event) -> None:
+    def unwatch(self, place: GroupId | InstanceKey, event: WakeUp) -> None:
         """Forget an event of `watch`."""
         watchers = self._watchers.get(place, [])
         if event in watchers:

@@ -229,8 +229,8 @@ class RoutedBrokerApis:
 
     # groups
 
-    async def group(self, request: GroupRequest[A]) -> A:
-        return await self._groups.ask(request)
+    def group(self, request: GroupRequest[A]) -> Coroutine[Any, Any, A]:
+        return self._groups.ask(request)
 
     async def list_groups(self) -> list[GroupDescription]:
         return await self._groups.list_groups()

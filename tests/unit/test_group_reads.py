@@ -91,15 +91,18 @@ async def test_full_partitions_take_turns(world: World) -> None:
 
 
 async def test_a_waiting_read_lets_go_what_another_is_to_own(world: World) -> None:
+    b = DescribeInstance(group=G, instance=InstanceId("b"))
     await world.join("a")
     await world.produce(1, b"1")
     assert await world.places("a") == [(1, 0)]
     waiting = asyncio.ensure_future(world.places("a", 5_000))
     await asyncio.sleep(0.02)
     await world.join("b")
-    described = await world.ask(DescribeInstance(group=G, instance=InstanceId("b")))
-    await until(lambda: not waiting.done())
-    assert described.assignment == (TopicPartition(T, PartitionId(1)),)
+    async with asyncio.timeout(1):  # far less than the read waits
+        while not (await world.ask(b)).assignment:
+            await asyncio.sleep(0)
+    assert not waiting.done()
+    assert (await world.ask(b)).assignment == (TopicPartition(T, PartitionId(1)),)
     await world.produce(0, b"1")
     assert await waiting == [(0, 0)]
     assert await world.places("b") == [(1, 0)], "not committed, so delivered again"

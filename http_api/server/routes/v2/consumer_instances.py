@@ -195,7 +195,9 @@ class ConsumerRoutes:
         accepted = accepted_formats(accept)
         if not accepted:
             raise not_acceptable(request, *map(embedded_type, sorted(_ALL_FORMATS)))
-        if accepted != _ALL_FORMATS:
+        if accepted == _ALL_FORMATS:
+            accepted = _ALL_FORMATS  # one object for all reads that wait
+        else:
             request[ERROR_TYPE] = choose_reply(accept, RECORD_REPLIES) or V2
         ISOLATION.read(request.query)
         limits = self._limits
@@ -204,7 +206,7 @@ class ConsumerRoutes:
             instance=member,
             timeout_ms=declared.TIMEOUT.read_optional(request.query, limits),
             max_bytes=declared.MAX_BYTES.read_optional(request.query, limits),
-            accepted=None if accepted == _ALL_FORMATS else accepted,
+            accepted=None if accepted is _ALL_FORMATS else accepted,
             after=declared.AFTER.read(request.query),
         )
         asked_ms = limits.max_fetch_wait_ms if poll.timeout_ms is None else poll.timeout_ms
