@@ -2,7 +2,8 @@
 
 `streamed` writes over one connection of v3 ``records``, as fast as receipts come and one record at
 a time. `group_read` compares reads of a consumer instance with direct fetches of the same records.
-`waiting` counts what idle instances and waiting reads hold, and what they cost others.
+`waiting` counts what idle instances, waiting reads and reads of instances hold, and what they cost
+others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import orjson
 
 from benchmarks.processes import memory_mb
 from benchmarks.product import JSON_V2, server_pids
+from benchmarks.product import product as new_product
 from benchmarks.report import Row, at_least, at_most, percentile
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ GROUPS: Final = 10
 AT_ONCE: Final = 32
 """Requests under way while instances are created or reads begin."""
 PROBES: Final = 200
+SETTLED_S: Final = 2.0
+"""Time after which the last reads have begun to wait."""
 CALL_S: Final = 15.0
 MS: Final = 1_000
 
@@ -51,7 +55,7 @@ async def measure(product: Product, seconds: float, rounds: int) -> list[Row]:
     return [
         *await streamed(product, seconds),
         await group_read(product, max(20, 20 * rounds)),
-        *await waiting(product),
+        *await waiting(),
     ]
 
 
@@ -204,46 +208,85 @@ async def _post(product: Product, url: str, body: object) -> None:
 # what waits
 
 
-async def waiting(product: Product) -> list[Row]:
-    """Hold idle instances, then waiting reads; compare the time of a write with that alone."""
+async def waiting() -> list[Row]:
+    """Hold idle instances, waiting reads, and both; compare the time of a write with that alone.
+
+    Each has a cluster of its own, because a process keeps memory that it once used.
+    """
+    rows = []
+    for hold in (_hold_instances, _hold_reads, _hold_group_reads):
+        async with new_product("--set", f"max.connections.per.ip={CONNECTIONS}") as product:
+            rows.append(await hold(product))
+    return rows
+
+
+async def _hold_instances(product: Product) -> Row:
     topic = "waiting"
     await product.create_topic(topic)
     leader = await product.leader(topic)
     write = f"{leader.url}/topics/{topic}/partitions/0"
     alone_ms = await _write_p50(product, write)
     before = _brokers_mb(product)
+    await _many(lambda number: _create(product, leader, number))
+    held_mb = _brokers_mb(product) - before
+    beside_ms = await _write_p50(product, write)
+    return _waiting_row(f"{WAITING:,} idle instances", held_mb, alone_ms, beside_ms)
+
+
+async def _hold_reads(product: Product) -> Row:
+    topic = "waiting"
+    await product.create_topic(topic)
+    leader = await product.leader(topic)
+    path = f"/topics/{topic}/partitions/0/records?offset=0&timeout=60000"
+    return await _hold_connections(product, leader, f"{WAITING:,} waiting reads", [path] * WAITING)
+
+
+async def _hold_group_reads(product: Product) -> Row:
+    """Read as 5,000 instances of one partition, through one broker whoever coordinates them."""
+    topic = "waiting"
+    await product.create_topic(topic)
+    leader = await product.leader(topic)
+    place = {"partitions": [{"topic": topic, "partition": 0}]}
 
     async def create(number: int) -> None:
-        group = f"{leader.url}/consumers/idle-{number % GROUPS}"
-        await _post(product, group, {"name": f"i{number}"})
+        instance = await _create(product, leader, number)
+        await _post(product, f"{leader.url}{instance}/assignments", place)
 
     await _many(create)
-    instances_mb = _brokers_mb(product) - before
-    beside_ms = await _write_p50(product, write)
-    rows = [_waiting_row(f"{WAITING:,} idle instances", instances_mb, alone_ms, beside_ms)]
+    paths = [f"{_instance(number)}/records?timeout=60000" for number in range(WAITING)]
+    what = f"{WAITING:,} waiting reads of instances"
+    return await _hold_connections(product, leader, what, paths)
 
-    async def delete(number: int) -> None:
-        group = f"{leader.url}/consumers/idle-{number % GROUPS}"
-        url = f"{group}/instances/i{number}"
-        await product.http.call("DELETE", url, timeout_s=CALL_S)
 
-    await _many(delete)
+async def _hold_connections(product: Product, node: Node, what: str, paths: list[str]) -> Row:
+    """Hold a waiting read of each path; a write to another topic leaves the reads waiting."""
+    await product.create_topic("beside")
+    other = await product.leader("beside")
+    write = f"{other.url}/topics/beside/partitions/0"
+    alone_ms = await _write_p50(product, write)
     before = _brokers_mb(product)
-    readers = [await _waiting_read(leader, topic) for _ in range(WAITING)]
+    readers = [await _waiting_read(node, path) for path in paths]
     try:
-        await asyncio.sleep(1)
-        reads_mb = _brokers_mb(product) - before
-        # A write to another partition's topic leaves the reads waiting.
-        await product.create_topic("beside")
-        other = await product.leader("beside")
-        beside_ms = await _write_p50(product, f"{other.url}/topics/beside/partitions/0")
+        await asyncio.sleep(SETTLED_S)
+        held_mb = _brokers_mb(product) - before
+        beside_ms = await _write_p50(product, write)
     finally:
         for writer in readers:
             writer.close()
-    rows.append(_waiting_row(f"{WAITING:,} waiting reads", reads_mb, alone_ms, beside_ms))
-    for name in (topic, "beside"):
-        await product.delete_topic(name)
-    return rows
+    return _waiting_row(what, held_mb, alone_ms, beside_ms)
+
+
+def _instance(number: int) -> str:
+    """Return the path of an instance; the instances are in `GROUPS` groups."""
+    return f"/consumers/idle-{number % GROUPS}/instances/i{number}"
+
+
+async def _create(product: Product, node: Node, number: int) -> str:
+    """Create an instance and return its path."""
+    path = _instance(number)
+    group, _, name = path.partition("/instances/")
+    await _post(product, f"{node.url}{group}", {"name": name})
+    return path
 
 
 def _waiting_row(what: str, held_mb: float, alone_ms: float, beside_ms: float) -> Row:
@@ -261,7 +304,7 @@ def _brokers_mb(product: Product) -> float:
     return sum(memory_mb(pid)[0] for name, pid in pids.items() if name.startswith("broker"))
 
 
-async def _many(call: Callable[[int], Awaitable[None]]) -> None:
+async def _many(call: Callable[[int], Awaitable[object]]) -> None:
     """Make all calls, `AT_ONCE` at a time."""
     numbers = iter(range(WAITING))
 
@@ -274,11 +317,10 @@ async def _many(call: Callable[[int], Awaitable[None]]) -> None:
             tasks.create_task(some())
 
 
-async def _waiting_read(node: Node, topic: str) -> asyncio.StreamWriter:
-    """Begin a read behind the end of the log, which waits for a minute."""
+async def _waiting_read(node: Node, path: str) -> asyncio.StreamWriter:
+    """Begin a read that finds nothing and waits for a minute."""
     parts = urlsplit(node.url)
     _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    path = f"/topics/{topic}/partitions/0/records?offset={2 * PROBES}&timeout=60000"
     writer.write(f"GET {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
     return writer
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.coordinator import instances
@@ -199,18 +199,19 @@ class InstanceReader:
     async def _poll(self, shard: Shard, request: Poll) -> PolledRecords:
         read = _Read(self, shard, request)
         self._reading += 1
+        read.session.calls += 1
         try:
-            with read.session_held():
-                earlier = self._newest.get(read.session)
-                if earlier is not None:
-                    earlier.give_way()
-                self._newest[read.session] = read
-                lock = self._locks.setdefault(read.session, asyncio.Lock())
-                async with lock:
-                    answer = await read.run()
-                return answer if answer is not None else await read.wait_for_deadline()
+            earlier = self._newest.get(read.session)
+            if earlier is not None:
+                earlier.give_way()
+            self._newest[read.session] = read
+            lock = self._locks.setdefault(read.session, asyncio.Lock())
+            async with lock:
+                answer = await read.run()
+            return answer if answer is not None else await read.wait_for_deadline()
         finally:
             self._reading -= 1
+            read.release_session()
             if self._newest.get(read.session) is read:
                 del self._newest[read.session]
             if read.session.ended or not read.session.calls:
@@ -375,16 +376,11 @@ class _Read:
             if found.position.next == found.offset
         ]
 
-    @contextmanager
-    def session_held(self) -> Iterator[None]:
-        """Keep the session alive while a read is in progress or waits."""
-        self.session.calls += 1
-        try:
-            yield
-        finally:
-            self.session.calls -= 1
-            with suppress(KafkaError):
-                self.session.heard_ms = self._state().judge_ms
+    def release_session(self) -> None:
+        """Let the session age again, which a read keeps alive while it is in progress or waits."""
+        self.session.calls -= 1
+        with suppress(KafkaError):
+            self.session.heard_ms = self._state().judge_ms
 
     def _state(self) -> GroupsState:
         return self._shard.state(self._generation)
@@ -428,7 +424,9 @@ class _Read:
                     if answer is not None:
                         return answer
                     continue
-                await self._wait(plan, ends, changed)
+                watched, wait_ms = self._ends_to_watch(plan, ends)
+                del plan, parts, ends  # thousands of reads may wait
+                await self._wait(watched, wait_ms, changed)
             finally:
                 self._shard.unwatch(self._key.group, changed)
 
@@ -688,20 +686,20 @@ class _Read:
             moves = self.session.moves_to_report(MOVES_REPORTED_MAX, kept_for)
         return self._answer(join_bodies(mine), self._count(mine), token, moves)
 
-    async def _wait(
-        self,
-        plan: dict[TopicPartition, ReadPosition],
-        ends: dict[TopicPartition, int],
-        changed: WakeUp,
-    ) -> None:
-        """Wait until a watched partition has records, the group changed, or time is over."""
+    def _ends_to_watch(
+        self, plan: Mapping[TopicPartition, ReadPosition], ends: Mapping[TopicPartition, int]
+    ) -> tuple[list[WatchedEnd], int]:
+        """Return the ends at which this read waits next, and for how many milliseconds."""
         wait_ms = self._remaining_ms
-        places = list(ends.items())
-        if len(places) > WATCHED_MAX:
-            places, wait_ms = places[:WATCHED_MAX], min(wait_ms, WATCH_MS)
-            self.session.rotation += WATCHED_MAX
+        watched = [WatchedEnd(place, plan[place].topic_id, end) for place, end in ends.items()]
+        if len(watched) <= WATCHED_MAX:
+            return watched, wait_ms
+        self.session.rotation += WATCHED_MAX
+        return watched[:WATCHED_MAX], min(wait_ms, WATCH_MS)
+
+    async def _wait(self, watched: Sequence[WatchedEnd], wait_ms: int, changed: WakeUp) -> None:
+        """Wait until a watched partition has records, the group changed, or time is over."""
         watches = self._reader.watches
-        watched = [WatchedEnd(place, plan[place].topic_id, end) for place, end in places]
         for end in watched:
             watches.join(end, changed)
         try:
