@@ -108,13 +108,18 @@ def note_lane_transitions(monkeypatch: pytest.MonkeyPatch) -> dict[object, set[o
     def kind(state: LaneState) -> object:
         return state if isinstance(state, Phase) else type(state)
 
+    slot: Any = LaneConnection.__dict__["_lane_state"]
+
     def noted(self: LaneConnection, state: LaneState) -> None:
-        old = self.__dict__.get("state", state)
+        try:
+            old = slot.__get__(self)
+        except AttributeError:
+            old = state
         if old is not state:
             seen.setdefault(kind(old), set()).add(kind(state))
-        self.__dict__["state"] = state
+        slot.__set__(self, state)
 
-    watched = property(lambda self: self.__dict__["state"], noted)
+    watched = property(slot.__get__, noted)
     monkeypatch.setattr(LaneConnection, "_lane_state", watched, raising=False)
     return seen
 
