@@ -201,9 +201,12 @@ class FastLane:
         self._paths: dict[str, ProducePath | None] = {}
         self._roles: dict[bytes, int] = {}
         self._replies: dict[bytes | None, tuple[bool, str | None]] = {}
-        self._heads_by: MetadataImage | None = None
+        self._image: MetadataImage | None = None
+        """The image that was seen last; by it the next two."""
         self._heads_of: dict[TopicName, bytes] = {}
-        """Head of the answers to produces to a topic, by the image in `_heads_by`."""
+        """Head of the answers to produces to a topic."""
+        self._is_off = False
+        """True while answers about records may go as gzip: the lane gives none of these."""
         self._zstd: dict[bytes, bool] = {}
         """Accept-Encoding → True if zstd is accepted."""
         self._hosts: dict[bytes, bool] = {}
@@ -261,6 +264,11 @@ class FastLane:
             known = (choose_reply(text, V2_REPLIES) is not None, choose_reply(text, READ_REPLIES))
             _remember(self._replies, accept, known)
         return known
+
+    def _follow(self, image: MetadataImage) -> None:
+        """Take a new image: what was computed by the last one may not hold any more."""
+        self._image, self._heads_of = image, {}
+        self._is_off = self._settings.current().gzips_records
 
     # produce
 
@@ -344,15 +352,15 @@ class FastLane:
         answered: Callable[[list[bytes] | None], None],
     ) -> bool:
         """Append the records of a request whose headers were checked; else as `produce`."""
-        if self._settings.current().gzips_records:
+        image = self._apis.image
+        if image is not self._image:
+            self._follow(image)
+        if self._is_off:
             return False
         try:
             records = read_records(body, stored_as, stored_as, self._limits, path.partition)
         except RestError:
             return False  # the route finds the same error and answers it
-        image = self._apis.image
-        if image is not self._heads_by:
-            self._heads_by, self._heads_of = image, {}
         head = self._heads_of.get(path.topic) or self._produce_head(path.topic)
         if not head:
             return False
@@ -425,7 +433,10 @@ class FastLane:
         None also if nothing can be read yet.
         """
         match = _FETCH.fullmatch(path)
-        if match is None or match[1] in _DOTS or self._settings.current().gzips_records:
+        image = self._apis.image
+        if image is not self._image:
+            self._follow(image)
+        if match is None or match[1] in _DOTS or self._is_off:
             return None
         content_type = self._reply_to(headers.accept)[1]
         if content_type not in {NDJSON, LINES, V2_JSON}:
@@ -447,7 +458,7 @@ class FastLane:
         )
         if found is None:
             return None
-        result, image = found
+        result, topic_image = found
         if result.packed and not asked.many_frames:
             result = in_one_frame(result)
         pieces: Sequence[bytes | memoryview]
@@ -463,12 +474,16 @@ class FastLane:
         else:
             pieces = _pieces(result, content_type, topic, partition)
             coding = _VARY if content_type == NDJSON else b""
-        head = self._fetch_head(result, image, content_type, coding, pieces, headers.request_id)
+        head = self._fetch_head(
+            result, topic_image, content_type, coding, pieces, headers.request_id
+        )
         return [head, *pieces]
 
     def _read_fetch_query(self, text: str) -> FetchQuery | None:
         query = _query(text, _FETCH_PARAMETERS)
-        if query is None or query.pop("isolation", ISOLATION.default) not in ISOLATION.words:
+        if query is None:
+            return None
+        if "isolation" in query and query.pop("isolation") not in ISOLATION.words:
             return None
         frames, include = query.pop("frames", None), query.pop("include", None)
         if frames not in {None, MANY_FRAMES} or include not in {None, BATCHES}:
@@ -478,14 +493,18 @@ class FastLane:
         offset = int(query.get("offset", -1))
         max_bytes = int(query.get("max_bytes", self._max_bytes_default))
         timeout_ms = int(query.get("timeout", self._wait_ms_default))
-        leader_epoch = int(query.get("leader_epoch", UNKNOWN_EPOCH))
-        seen_epoch = int(query.get("seen_epoch", UNKNOWN_EPOCH))
+        leader_epoch = seen_epoch = UNKNOWN_EPOCH
+        if "leader_epoch" in query:
+            leader_epoch = int(query["leader_epoch"])
+        if "seen_epoch" in query:
+            seen_epoch = int(query["seen_epoch"])
         limits = self._limits
         if not (
             0 <= offset <= OFFSET_MAX
             and 1 <= max_bytes <= limits.max_fetch_bytes
             and timeout_ms <= limits.max_fetch_wait_ms
-            and max(leader_epoch, seen_epoch) <= INT32_MAX
+            and leader_epoch <= INT32_MAX
+            and seen_epoch <= INT32_MAX
         ):
             return None
         return FetchQuery(
@@ -510,7 +529,7 @@ class FastLane:
         pieces: Iterable[bytes | memoryview],
         request_id: str | None,
     ) -> bytes:
-        url = leader_url(self._context.apis.image, result.leader_id)
+        url = leader_url(self._apis.image, result.leader_id)
         return _FETCH_HEAD % (
             content_type.encode(),
             result.high_watermark,

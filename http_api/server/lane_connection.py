@@ -494,13 +494,16 @@ class LaneConnection(EnvelopeRequestHandler):
                     self._pass_to_aiohttp()
                     return
                 self.transport.writelines(pieces)
+                now_s = self._loop.time()
                 if self._access is not None:
-                    self._log_answer(self._access, pieces)
+                    duration_ms = (now_s - self._lane_began_s) * 1000
+                    if duration_ms > self._access.unlogged_ms or pieces[0][:12] != _OK:
+                        self._log_answer(self._access, pieces, duration_ms)
+                self._next_keepalive_close_time = now_s + self._keepalive_timeout
             finished = self._leave()
             self._allow_shutdown()
             if self._parser is None:
                 return  # the connection is closed
-            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             if isinstance(finished, UnparsedProduce):
                 if self._lane_buffered:
                     self._loop.call_soon(self._process_buffered)
@@ -514,13 +517,12 @@ class LaneConnection(EnvelopeRequestHandler):
         except Exception as failure:  # noqa: BLE001 the caller moves a high watermark: never raise
             self._lane_failed(failure)
 
-    def _log_answer(self, access: AccessLog, answer: Sequence[bytes | memoryview]) -> None:
-        """Log the request that is answered now, if it is to be logged."""
+    def _log_answer(
+        self, access: AccessLog, answer: Sequence[bytes | memoryview], duration_ms: float
+    ) -> None:
+        """Log the request that is answered now."""
         head = answer[0]
         assert isinstance(head, bytes), "the lane begins its answers with a head"
-        duration_ms = (self._loop.time() - self._lane_began_s) * 1000
-        if head.startswith(_OK) and duration_ms <= access.unlogged_ms:
-            return
         status = int(head[9:12])
         assert self._lane is not None
         state = self._lane_state
