@@ -242,7 +242,7 @@ async def _hold_reads(product: Product) -> Row:
 
 
 async def _hold_group_reads(product: Product) -> Row:
-    """Read as 5,000 instances of one partition, through one broker whoever coordinates them."""
+    """Hold a read of each of 5,000 instances of one partition, all through one broker."""
     topic = "waiting"
     await product.create_topic(topic)
     leader = await product.leader(topic)

@@ -52,7 +52,7 @@ class WatchedEnd(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
+class _EndWatch:
     """A fetch that waits, and the reads it is for, in the order in which they joined."""
 
     reads: dict[WakeUp, None]
@@ -68,7 +68,7 @@ class EndWatches:
     def __init__(self, until_records: Callable[[WatchedEnd], Awaitable[None]]) -> None:
         """``until_records`` returns once there may be records at an end."""
         self._until_records = until_records
-        self._watches: dict[WatchedEnd, _Watch] = {}
+        self._watches: dict[WatchedEnd, _EndWatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that have not ended; the loop alone would not keep them."""
 
@@ -78,7 +78,7 @@ class EndWatches:
         if watch is not None:
             watch.reads[read] = None
             return
-        watch = self._watches[end] = _Watch({read: None})
+        watch = self._watches[end] = _EndWatch({read: None})
         watch.task = task = asyncio.get_running_loop().create_task(self._run(end, watch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -94,7 +94,7 @@ class EndWatches:
             assert watch.task is not None
             watch.task.cancel()
 
-    async def _run(self, end: WatchedEnd, watch: _Watch) -> None:
+    async def _run(self, end: WatchedEnd, watch: _EndWatch) -> None:
         try:
             await self._until_records(end)
         except Exception:  # noqa: BLE001 each read finds out what it is by its own fetch
