@@ -106,9 +106,25 @@ class ReadRouting:
             if found.slices or found.packed or found.leader_id != self._broker_id or left_ms <= 0:
                 return found
             replica = self._local.unchanged_since(partition, found)
-            if replica is not None:  # it waits here, without the frames of the way to the leader
-                del found
-                await self._local.wait(replica, left_ms)
+            if replica is None:
+                continue
+            del found  # the read waits here, without the frames of the way to the leader
+            await self._local.wait(replica, left_ms)
+            news = self._read_now(request, partition)
+            if news is not None:
+                return news
+
+    def _read_now(self, request: FetchRequest, partition: TopicIdPartition) -> FetchResult | None:
+        """Return records that are here now: thousands of reads may have waited for them."""
+        assert request.offset is not None, "a look-up by time waits where it is led"
+        return self._local.fetch_directly(
+            partition,
+            request.offset,
+            max(1, min(request.max_bytes, self._limits.max_fetch_bytes)),
+            packed=request.packed,
+            leader_epoch=request.leader_epoch,
+            seen_epoch=request.seen_epoch,
+        )
 
     async def _read(
         self,
