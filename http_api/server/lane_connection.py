@@ -15,8 +15,9 @@ A connection is closed if it sends nothing at first, or begins a head and does n
 Only what arrives while no request is under way counts as a head: an idle connection is kept for
 ``keepalive_timeout``, and what is sent ahead is looked at when its turn comes.
 
-This is the one place that uses aiohttp's private names (aiohttp is pinned; `PRIVATE_NAMES` is
-checked at import). The switch is ``http_fast_lane`` of config.toml; contract tests run either way.
+Beside one line of `app.py`, this is the one place that uses aiohttp's private names (aiohttp is
+pinned; `PRIVATE_NAMES` is checked at import). The switch is ``http_fast_lane`` of config.toml;
+contract tests run either way.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ PRIVATE_NAMES: Final = {
     ),
     StreamReader: ("_buffer",),
     BaseProtocol: (),
+    web.Request: ("_match_info",),  # set by `app.py`
 }  # fmt: skip
 for _owner, _names in PRIVATE_NAMES.items():
     for _name in _names:
