@@ -25,8 +25,7 @@ from tests.support.compaction_model import (
     producers_of,
     read_all,
 )
-from tests.support.logs import Life
-from tests.support.simulated_disk import SimulatedDisk
+from tests.support.logs import Life, formatted_disk
 
 RETENTION_MS = 1_000
 keys = st.none() | st.integers(0, 5)
@@ -40,7 +39,7 @@ class Compacted(RuleBasedStateMachine):
     def start(self, segment_bytes: int) -> None:
         compaction = CompactionConfig(delete_retention_ms=RETENTION_MS, segment_bytes=segment_bytes)
         self.config = LogConfig(segment_bytes=segment_bytes, compaction=compaction)
-        self.disk = SimulatedDisk()
+        self.disk = formatted_disk()
         self.said: list[Said] = []
         self.batches: list[BatchHeader] = []
         self.sequences: dict[int, int] = {}

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from broker.log.log_directory import LogConfig
-from tests.support.logs import append, values_of
-from tests.support.simulated_disk import SimulatedDisk
+from tests.support.logs import append, formatted_disk, values_of
 from tests.support.stepped_log import SteppedLog
 
 
@@ -43,8 +42,7 @@ class Lifecycle(SteppedLog):
     )
     def start(self, segment_bytes: int, files_max: int) -> None:
         self.files_max = files_max
-        self.disk = SimulatedDisk()
-        self.disk.synced["/data"] = self.disk.live["/data"] = None
+        self.disk = formatted_disk()
         self.config = LogConfig(segment_bytes=segment_bytes, flush_before_ack=False)
         self.models = [Model([])]
         self.epoch = 1

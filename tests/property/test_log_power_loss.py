@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from broker.log.log_directory import LogConfig
-from tests.support.logs import append, values_of
-from tests.support.simulated_disk import SimulatedDisk
+from tests.support.logs import append, formatted_disk, values_of
 from tests.support.stepped_log import SteppedLog
 
 
@@ -28,7 +28,7 @@ class PowerLoss(SteppedLog):
     )
     def start(self, segment_bytes: int, ack: bool, files_max: int) -> None:
         self.files_max = files_max
-        self.disk = SimulatedDisk()
+        self.disk = formatted_disk()
         self.config = LogConfig(segment_bytes=segment_bytes, flush_before_ack=ack)
         self.model: list[tuple[int, str]] = []
         self.epoch = 1
@@ -116,3 +116,15 @@ PowerLoss.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestPowerLoss = PowerLoss.TestCase
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rule_q1_what_was_synced_in_the_first_life_outlives_a_power_cut(seed: int) -> None:
+    world = PowerLoss()
+    world.start(segment_bytes=2_000, ack=True, files_max=100)
+    world.append(sizes=[0], data=False)
+    world.flush_begin()
+    world.flush_report()
+    assert world.log.durable_end == 1
+    world.cut_power(seed)
+    assert world.log.log_end_offset == 1

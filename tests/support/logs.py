@@ -14,6 +14,7 @@ from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
 from raft_metadata.common.ids import BrokerEpoch, PartitionId, TopicId, TopicName
 from tests.support.doors.log import flusher_of
+from tests.support.simulated_disk import SimulatedDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
     from raft_metadata.common.disk import Disk
 
+DATA_DIR = "/data"
 TOPIC = TopicName("orders")
 TOPIC_ID = TopicId("T" * 22)
 EPOCH = BrokerEpoch(7)
@@ -77,6 +79,15 @@ def flush_each(life: Life, log: PartitionLog, values: Iterable[object]) -> None:
         life.flush()
 
 
+def formatted_disk() -> SimulatedDisk:
+    """Return a disk on which a node's folder is durable, as formatting leaves it (rule Q6)."""
+    disk = SimulatedDisk()
+    disk.make_directory(DATA_DIR)
+    disk.sync_directory("/")
+    disk.calls.clear()
+    return disk
+
+
 class Life:
     """One life of a broker's log directory on a disk; no thread, rounds are run by hand."""
 
@@ -84,7 +95,7 @@ class Life:
         self,
         disk: Disk,
         config: LogConfig | None = None,
-        data_dir: str = "/data",
+        data_dir: str = DATA_DIR,
         open_files: int = 64,
         flush_interval_ms: int = 1_000,
     ) -> None:
