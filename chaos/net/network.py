@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 from chaos.net.links import NO_FAULTS, Faults, Link, LinkState, Traffic
 from chaos.net.toxiproxy import (
     ANSWERS,
-    LOOPBACK,
     REQUESTS,
     NetworkError,
     ProxyView,
     Toxic,
     ToxiproxyApi,
     ToxiproxyServer,
-    free_port,
 )
+from raft_metadata.common.local_ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -81,9 +80,8 @@ class Network:
         Returns:
             The ``host:port`` that each link's source has to dial.
         """
-        taken = set(self._reserved)
         for link, target in targets.items():
-            self._addresses[link] = (f"{LOOPBACK}:{free_port(taken)}", target)
+            self._addresses[link] = (f"{LOOPBACK}:{free_port(self._reserved)}", target)
         await self.shape(NO_FAULTS)
         return {link: listen for link, (listen, _) in self._addresses.items()}
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from random import SystemRandom
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from chaos.cluster import die_with_parent
+from raft_metadata.common.local_ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     import signal
@@ -194,14 +193,11 @@ VERSION = "2.12.0"
 NAME = "toxiproxy-server"
 BUILT = Path(".cache") / "toxiproxy" / NAME
 """Path of the server that `.ci/toxiproxy.sh` builds, below the project's root."""
-LOOPBACK = "127.0.0.1"
 READY_DEADLINE_S = 5.0
 STOP_DEADLINE_S = 2.0
 START_ATTEMPTS = 3
 """Attempts to start; another process may take the chosen port first."""
 _POLL_S = 0.02
-PORTS_FROM = 10_240
-EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _MODULE = re.compile(rb"mod\tgithub\.com/Shopify/toxiproxy/v2\tv(\d+\.\d+\.\d+)")
 
 
@@ -242,30 +238,6 @@ def find_server(roots: Sequence[Path] | None = None) -> Path:
     raise NetworkError(msg)
 
 
-def free_port(taken: set[int]) -> int:
-    """Return a free port below the kernel's range for outgoing connections; add it to `taken`.
-
-    A disabled proxy closes its listener; no outgoing connection takes such a port meanwhile.
-    """
-    try:
-        end = int(EPHEMERAL_RANGE.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        end = 32_768
-    random = SystemRandom()
-    while True:
-        port = random.randrange(PORTS_FROM, max(end, PORTS_FROM + 1_000))
-        if port in taken:
-            continue
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError:
-                continue
-        taken.add(port)
-        return port
-
-
 class ToxiproxyServer:
     """A server process. Owned by one run; the parent-death signal ends it with its owner."""
 
@@ -286,7 +258,7 @@ class ToxiproxyServer:
             NetworkError: it ended, or did not answer in time.
         """
         for _ in range(START_ATTEMPTS):
-            port = free_port(set(reserved))
+            port = free_port(reserved)
             api = ToxiproxyApi(LOOPBACK, port)
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(

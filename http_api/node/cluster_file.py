@@ -2,15 +2,12 @@
 
 `quorumlog up` writes the file and other commands read it. Each write is a rename, so a reader sees
 one complete state. ``pid`` is null while a node is down. Addresses follow a fixed scheme, or are
-free ports; `first_in_use` checks that they can be opened.
+free ports, which no other `quorumlog up` chooses; `first_in_use` checks that they can be opened.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import random
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -21,8 +18,8 @@ from http_api.node.exits import EXIT_STORAGE, ConfigError, NodeExit
 from http_api.node.node_config import Address, parse_address
 from raft_metadata.common.disk import Disk, replace_file
 from raft_metadata.common.ids import ClusterId
+from raft_metadata.common.local_ports import LOOPBACK, free_port, is_free
 
-LOOPBACK = "127.0.0.1"
 FIRST_CONTROLLER_ID = 101
 MAX_BROKERS = FIRST_CONTROLLER_ID - 1
 """Most brokers: their ids end where controller ids begin, so an id is unique over both roles."""
@@ -34,10 +31,6 @@ PEER_OFFSET = 1_000
 CONTROLLER_HTTP_OFFSET = 2_000
 RAFT_OFFSET = 3_000
 MAX_PORT = 65_535
-
-_FREE_PORTS_FROM = 10_240
-_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_USUAL_EPHEMERAL_START = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,49 +64,20 @@ def scheme_addresses(role: str, index: int, base: int) -> NodeAddresses:
 def free_addresses(role: str, index: int, taken: set[int]) -> NodeAddresses:
     """Return two free ports of this machine, and add them to ``taken``."""
     node_id = index + 1 if role == "broker" else FIRST_CONTROLLER_ID + index
-    http, inner = (Address(LOOPBACK, _free_port(taken)) for _ in range(2))
-    return NodeAddresses(role, node_id, http, inner)
-
-
-def _free_port(taken: set[int]) -> int:
-    """Return a random free port below the kernel's range for outgoing connections.
-
-    A port of that range could belong to an outgoing connection of another process when the node
-    starts again.
-    """
     try:
-        end = int(_EPHEMERAL_RANGE.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        end = _USUAL_EPHEMERAL_START
-    candidates = range(_FREE_PORTS_FROM, max(end, _FREE_PORTS_FROM + 1_000))
-    for port in random.sample(candidates, len(candidates)):
-        if port not in taken and is_free(Address(LOOPBACK, port)):
-            taken.add(port)
-            return port
-    msg = f"no free port between {candidates.start} and {candidates.stop}"
-    raise ConfigError(msg)
-
-
-def is_free(address: Address) -> bool:
-    """Return True if a listener could be opened now; one in TIME_WAIT does not count as in use."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.host, address.port))
-            probe.listen(1)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise
-    return True
+        ports = [free_port(taken) for _ in range(2)]
+    except OSError as error:
+        raise ConfigError(error.strerror or str(error)) from error
+    taken.update(ports)
+    http, inner = (Address(LOOPBACK, port) for port in ports)
+    return NodeAddresses(role, node_id, http, inner)
 
 
 def first_in_use(nodes: Iterable[NodeAddresses]) -> tuple[NodeAddresses, Address] | None:
     """Return the first listener of ``nodes`` that cannot be opened, with its node, or None."""
     for node in nodes:
         for address in (node.http, node.inner):
-            if not is_free(address):
+            if not is_free(address.host, address.port):
                 return node, address
     return None
 

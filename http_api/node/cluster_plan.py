@@ -41,6 +41,7 @@ from http_api.node.node_config import (
     overlay_environment,
 )
 from http_api.node.node_folder import FolderLock, make_directory
+from raft_metadata.common.local_ports import reserve
 
 DEFAULT_CONTROLLERS = 3
 DEFAULT_BROKERS = 3
@@ -166,6 +167,9 @@ async def _prepare_existing(
     options: UpOptions, held: ClusterDescription, overrides: Mapping[str, SettingValue]
 ) -> ClusterDescription:
     present = [listening_addresses(entry) for entry in held.nodes]
+    for node in present:
+        for address in (node.http, node.inner):
+            reserve(address.port)  # a node that is down keeps its ports
     added = plan_added(options.brokers or 0, present)
     clean = held.state is ClusterState.STOPPED
     await check_ports(present, wait_s=0.0 if clean else PORTS_FREED_WITHIN_S)

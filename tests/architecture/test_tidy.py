@@ -38,6 +38,9 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
     "raft_metadata/common/internal_topics.py": (
         "names and configs of internal topics; needs ids and the table of configs"
     ),
+    "raft_metadata/common/local_ports.py": (
+        "`quorumlog up` and the chaos driver choose ports by it, which may not import each other"
+    ),
     "raft_metadata/common/stoppable_waits.py": (
         "servers on both sides use it, which may not import each other"
     ),

@@ -15,7 +15,6 @@ from typing import ClassVar
 import pytest
 
 from chaos.cluster import runs
-from chaos.net import toxiproxy
 from chaos.net.links import (
     Faults,
     Flow,
@@ -28,6 +27,7 @@ from chaos.net.links import (
 )
 from chaos.net.network import Network
 from chaos.net.toxiproxy import ANSWERS, NetworkError, Toxic, ToxiproxyApi, ToxiproxyServer
+from raft_metadata.common import local_ports
 from tests.architecture.tree import ROOT
 from tests.chaos.conftest import EchoServer
 
@@ -38,6 +38,7 @@ ANSWER_S = 1.0
 OWNER = """
 import pathlib, signal, sys
 from chaos.net.toxiproxy import ToxiproxyServer
+from raft_metadata.common import local_ports
 server = ToxiproxyServer(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
 server.start()
 print(server.pid, flush=True)
@@ -113,8 +114,8 @@ async def test_a_proxy_never_sits_on_a_port_that_a_node_will_listen_on(
     binary: Path, echo: EchoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes are formatted first and started last: nobody listens on their ports meanwhile."""
-    monkeypatch.setattr(toxiproxy, "EPHEMERAL_RANGE", tmp_path / "none")
-    monkeypatch.setattr(toxiproxy, "PORTS_FROM", 31_000)
+    monkeypatch.setattr(local_ports, "EPHEMERAL_RANGE", tmp_path / "none")
+    monkeypatch.setattr(local_ports, "PORTS_FROM", 31_000)
     open_to_all = {32_111, 32_222, 32_333}
     network = Network(binary, tmp_path / "toxiproxy.log")
     network.start(set(range(31_000, 32_768)) - open_to_all)

@@ -23,7 +23,7 @@ from chaos.net.links import (
     refused,
     swallowed_since,
 )
-from chaos.net.toxiproxy import BUILT, VERSION, NetworkError, find_server, free_port, version_of
+from chaos.net.toxiproxy import BUILT, VERSION, NetworkError, find_server, version_of
 from chaos.proxied_cluster import real_targets, rewired
 from tests.architecture.tree import python_files, text
 
@@ -180,11 +180,6 @@ def test_without_a_server_the_command_that_builds_it_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NetworkError, match=r"make setup.*toxiproxy\.sh"):
         find_server([tmp_path])
-
-
-def test_a_free_port_is_not_given_twice() -> None:
-    taken: set[int] = set()
-    assert len({free_port(taken) for _ in range(50)}) == len(taken) == 50
 
 
 def test_one_module_only_knows_the_untyped_library() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,42 @@ def test_port_zero_picks_distinct_free_ports_outside_the_ephemeral_range() -> No
     assert len(set(chosen)) == 12
     ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(1024 < port < ephemeral for port in chosen)
+
+
+FIRST_FREE = """
+import random, sys
+from raft_metadata.common import local_ports
+random.sample = lambda candidates, count: list(candidates)
+print(local_ports.free_port(), flush=True)
+sys.stdin.read()
+"""
+
+
+class Chooser:
+    """A process that has chosen the first free port and lives on; nothing listens there."""
+
+    def __enter__(self) -> int:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", FIRST_FREE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_no_two_processes_choose_the_same_port_though_nobody_listens_yet() -> None:
+    """Seconds pass until a node listens. The port is free again when its process has ended."""
+    with Chooser() as first:
+        with Chooser() as second:
+            assert second > first
+        with Chooser() as third:
+            assert third == second
 
 
 def test_added_brokers_follow_the_scheme_of_the_cluster() -> None:
