@@ -1,4 +1,7 @@
-"""One Spark and one cluster for the whole folder: starting them is most of the time."""
+"""One Spark and one cluster for the whole folder: starting them is most of the time.
+
+They end with the folder's last test: six idle processes would slow the tests after it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     if not has_java():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(NO_JAVA)
@@ -33,7 +36,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         made.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
     # Tests start what they killed: at once, or only after another replica was elected.
     with running(tmp_path_factory.mktemp("spark-cluster"), "--no-restart") as cluster:
