@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from http_api.client.polling import POSITIONS_MAX, PolledPage, PollPosition, PollRefusal
+from http_api.client.routes import Backoff
 from spark_source import offsets
 from spark_source.cluster import (
     LOG_TRUNCATED_CODE,
@@ -55,6 +56,8 @@ class News:
     epochs: dict[Place, Epochs] = field(default_factory=dict)
     topics_changed: bool = False
     """A topic or partition is not what the last look at the topics found."""
+    unanswered: list[PollRefusal] = field(default_factory=list)
+    """Refusals that are temporary: of these partitions nothing is known now."""
 
     def end_of(self, begin: Position, topics: Mapping[str, Topic]) -> Position:
         """Return the position that these news lead to from ``begin``."""
@@ -101,6 +104,30 @@ class LatestOffsets:
                 return found
             self._looked_s = -float("inf")
         self._sleep(min(wait_ms / 1000, UNSETTLED_PAUSE_S))
+        return found
+
+    def checked_news(self, begin: Position) -> News:
+        """Return what is new behind ``begin`` now, with an answer about each partition.
+
+        For a stream with a target, which was looked up apart: it may go there only from a position
+        that was found to be one of this log. A leader that was just elected answers a little later.
+
+        Raises:
+            DataLossError: as `news` does.
+            NotServedError: a partition gave no answer for ``retryTimeoutMs``.
+        """
+        retry_s = self._options.connection.retry_s
+        backoff = Backoff(self._now_s() + retry_s)
+        while (found := self.news(begin, 0)).unanswered:
+            wait_s = backoff.next_s(self._now_s())
+            if wait_s is None:
+                refused = found.unanswered[0]
+                msg = (
+                    f"{_named(refused)} gave no answer at offset {refused.offset} for {retry_s:g} "
+                    f"s (retryTimeoutMs): {refused.message}"
+                )
+                raise NotServedError(msg)
+            self._sleep(wait_s)
         return found
 
     def restarted(self, begin: Position) -> Position:
@@ -184,7 +211,9 @@ class LatestOffsets:
             self._take_out_of_range(found, page)
         elif page.error_code == TOPIC_CHANGED_CODE or page.error_code // 100 == NOT_FOUND:
             found.topics_changed = True
-        elif not page.retriable:
+        elif page.retriable:
+            found.unanswered.append(page)
+        else:
             msg = f"{_named(page)} can't be read from offset {page.offset}: {page.message}"
             raise NotServedError(msg)
 

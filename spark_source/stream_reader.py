@@ -135,8 +135,10 @@ class Driver:
 
         Where nothing is new, news are waited for once; in a stream that ends, nothing is.
         """
-        wait_ms = self._options.long_poll_ms if self._target is None else 0
-        news = self._latest.news(begin, wait_ms)
+        if self._target is None:
+            news = self._latest.news(begin, self._options.long_poll_ms)
+        else:
+            news = self._latest.checked_news(begin)
         end = news.end_of(self._latest.restarted(begin), self._latest.topics)
         self.seen = end
         if self._target is not None:

@@ -14,8 +14,9 @@ from spark_source import offsets
 from spark_source.cluster import Topic, UnknownTopicError
 from spark_source.errors import DataLossError, NotServedError
 from spark_source.latest import LatestOffsets, News
-from spark_source.offsets import NextOffset, Position, TopicOffsets
+from spark_source.offsets import NextOffset, Position, TopicEnds, TopicOffsets
 from spark_source.options import source_options
+from spark_source.stream_reader import Driver
 
 BEGIN = {"t": TopicOffsets("id", {0: NextOffset(100, 3), 1: NextOffset(5, 1)})}
 
@@ -26,17 +27,21 @@ class SaidCluster:
 
     answers: list[list[Polled]]
     there: dict[str, Topic] = field(default_factory=lambda: {"t": Topic("id", 2)})
-    ends: tuple[int, NextOffset] = (0, NextOffset(9, 2))
+    both_ends: tuple[int, NextOffset] = (0, NextOffset(9, 2))
     polls: list[tuple[list[PollPosition], int]] = field(default_factory=list)
     looks: int = 0
     urls: tuple[str, ...] = ("http://a:1",)
+    latest: dict[int, NextOffset] = field(default_factory=dict)
+
+    def ends(self, name: str) -> TopicEnds:
+        return TopicEnds("id", {partition: (0, end) for partition, end in self.latest.items()})
 
     def topics(self, names: tuple[str, ...]) -> dict[str, Topic]:
         self.looks += 1
         return {name: self.there[name] for name in names if name in self.there}
 
     def partition_ends(self, name: str, partition: int) -> tuple[int, NextOffset]:
-        return self.ends
+        return self.both_ends
 
     def news(self, positions: list[PollPosition], wait_ms: int) -> list[Polled]:
         self.polls.append((list(positions), wait_ms))
@@ -44,9 +49,11 @@ class SaidCluster:
 
 
 class Stream:
-    """`LatestOffsets` over a said cluster, with a clock that stands."""
+    """`LatestOffsets` over a said cluster, with a clock that stands, or runs while it sleeps."""
 
-    def __init__(self, cluster: SaidCluster, *, fail: bool = True) -> None:
+    def __init__(
+        self, cluster: SaidCluster, *, fail: bool = True, clock_runs: bool = False
+    ) -> None:
         given = {"url": "http://a:1", "subscribe": "t", "failOnDataLoss": str(fail).lower()}
         self.cluster = cluster
         self.now_s = 0.0
@@ -55,8 +62,11 @@ class Stream:
             cluster,  # type: ignore[arg-type] # what it uses of a cluster
             source_options(given, {}, streaming=True),
             lambda: self.now_s,
-            self.slept.append,
+            self._run_clock if clock_runs else self.slept.append,
         )
+
+    def _run_clock(self, wait_s: float) -> None:
+        self.now_s += wait_s
 
     def news(self, begin: Position = BEGIN, wait_ms: int = 1_000) -> News:
         return self.latest.news(begin, wait_ms)
@@ -151,6 +161,32 @@ def test_a_truncated_log_is_read_on_from_where_it_was_cut_if_that_is_wanted() ->
     assert (one.start, one.start_epoch, one.end, one.end_epoch) == (80, 2, 120, 5)
 
 
+BUSY = refusal(50302, retriable=True, message="the leader is not proven")
+
+
+def test_a_stream_with_a_target_goes_there_only_from_a_position_that_was_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader that was just elected refuses at first; the target was looked up apart."""
+    cluster = SaidCluster([[BUSY], [BUSY], [TRUNCATED]])
+    cluster.latest = {0: NextOffset(120, 5), 1: NextOffset(5, 1)}
+    monkeypatch.setattr("spark_source.stream_reader.Cluster", lambda _: cluster)
+    given = {"url": "http://a:1", "subscribe": "t", "failOnDataLoss": "false"}
+    driver = Driver(source_options(given, {}, streaming=True))
+    driver.set_target()
+    moved = driver.latest(BEGIN)
+    assert moved["t"].partitions == {0: NextOffset(80, 2), 1: NextOffset(5, 1)}
+    cluster.answers = [[page(0, 80, 120, 5)]]
+    assert driver.latest(moved)["t"].partitions[0] == NextOffset(120, 5)
+
+
+def test_a_partition_without_an_answer_is_told_in_the_end() -> None:
+    stream = Stream(SaidCluster([[BUSY]]), clock_runs=True)
+    with pytest.raises(NotServedError, match=r"partition 0 .* offset 100 .*is not proven"):
+        stream.latest.checked_news(BEGIN)
+    assert stream.now_s > 55, "retryTimeoutMs is 60 s"
+
+
 def test_a_diverged_log_is_read_on_where_it_is_and_not_reported_again() -> None:
     stream = Stream(SaidCluster([[DIVERGED]]), fail=False)
     assert stream.end()["t"].partitions[0] == NextOffset(100, 2)
@@ -159,13 +195,13 @@ def test_a_diverged_log_is_read_on_where_it_is_and_not_reported_again() -> None:
 def test_a_log_start_above_the_position_is_left_to_the_task() -> None:
     """The range shows what retention deleted; the task reports it, or skips it."""
     cluster = SaidCluster([[refusal(40002, message="out of range")]])
-    cluster.ends = (150, NextOffset(170, 4))
+    cluster.both_ends = (150, NextOffset(170, 4))
     assert Stream(cluster).end()["t"].partitions[0] == NextOffset(170, 4)
 
 
 def test_a_log_that_ends_before_the_position_is_loss() -> None:
     cluster = SaidCluster([[refusal(40002, message="out of range")]])
-    cluster.ends = (0, NextOffset(90, 2))
+    cluster.both_ends = (0, NextOffset(90, 2))
     with pytest.raises(DataLossError, match="at offset 100, and the log ends at 90"):
         Stream(cluster).news()
     assert Stream(cluster, fail=False).end()["t"].partitions[0] == NextOffset(90, 2)
