@@ -55,7 +55,8 @@ class WatchedEnd(NamedTuple):
 class _EndWatch:
     """A fetch that waits, and the reads it is for, in the order in which they joined."""
 
-    reads: dict[WakeUp, None]
+    reads: dict[WakeUp, int]
+    """For each read, the monotonic time in milliseconds until which it waits."""
     task: asyncio.Task[None] | None = None
 
 
@@ -65,20 +66,28 @@ class EndWatches:
     A watch ends when it has woken its reads, or with the last of them that leaves.
     """
 
-    def __init__(self, until_records: Callable[[WatchedEnd], Awaitable[None]]) -> None:
-        """``until_records`` returns once there may be records at an end."""
+    def __init__(
+        self, until_records: Callable[[WatchedEnd, Callable[[], int]], Awaitable[None]]
+    ) -> None:
+        """``until_records`` returns once there may be records at an end.
+
+        It is given the end, and a function that returns until when the last of the reads waits.
+        """
         self._until_records = until_records
         self._watches: dict[WatchedEnd, _EndWatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that have not ended; the loop alone would not keep them."""
 
-    def join(self, end: WatchedEnd, read: WakeUp) -> None:
-        """Have a read woken once, when there may be records at this end."""
+    def join(self, end: WatchedEnd, read: WakeUp, until_ms: int) -> None:
+        """Have a read woken once, when there may be records at this end.
+
+        ``until_ms``: the monotonic time at which it leaves at the latest.
+        """
         watch = self._watches.get(end)
         if watch is not None:
-            watch.reads[read] = None
+            watch.reads[read] = until_ms
             return
-        watch = self._watches[end] = _EndWatch({read: None})
+        watch = self._watches[end] = _EndWatch({read: until_ms})
         watch.task = task = asyncio.get_running_loop().create_task(self._run(end, watch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -96,7 +105,7 @@ class EndWatches:
 
     async def _run(self, end: WatchedEnd, watch: _EndWatch) -> None:
         try:
-            await self._until_records(end)
+            await self._until_records(end, lambda: max(watch.reads.values()))
         except Exception:  # noqa: BLE001 each read finds out what it is by its own fetch
             _log.exception("watch failed partition=%s-%d", *end.partition)
         del self._watches[end]

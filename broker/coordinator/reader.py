@@ -265,19 +265,24 @@ class InstanceReader:
                 raise
             return None
 
-    async def _until_records(self, end: WatchedEnd) -> None:
-        """Wait until there are records at an end, or a read would fail there."""
+    async def _until_records(self, end: WatchedEnd, waits_until: Callable[[], int]) -> None:
+        """Wait until there are records at an end, or a read would fail there.
+
+        A fetch waits no longer than the reads that it is for: at a leader elsewhere it goes on
+        though they leave, and counts there.
+        """
         place = OffsetAndEpoch(end.offset)
-        found: Fetched | None = None
-        while found is None or not found.slices:
+        while True:
+            began_ms = self.now_ms()
+            left_ms = max(0, waits_until() - began_ms)
             try:
-                found = await self.fetch(
-                    end.partition, place, end.topic_id, 1, self._poll_wait_ms_max
-                )
+                found = await self.fetch(end.partition, place, end.topic_id, 1, left_ms)
             except KafkaError:
                 await asyncio.sleep(RETRY_MS / 1000)
                 return
-            if found is None or not found.slices:
+            if found is not None and found.slices:
+                return
+            if self.now_ms() - began_ms < RETRY_MS:
                 await asyncio.sleep(RETRY_MS / 1000)
 
     async def ends(self, partition: TopicPartition) -> Ends:
@@ -699,9 +704,9 @@ class _Read:
 
     async def _wait(self, watched: Sequence[WatchedEnd], wait_ms: int, changed: WakeUp) -> None:
         """Wait until a watched partition has records, the group changed, or time is over."""
-        watches = self._reader.watches
+        watches, until_ms = self._reader.watches, self._reader.now_ms() + wait_ms
         for end in watched:
-            watches.join(end, changed)
+            watches.join(end, changed, until_ms)
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await changed.wait()

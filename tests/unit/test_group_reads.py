@@ -24,6 +24,8 @@ from broker.coordinator.group_messages import (
     SeekTarget,
     Subscribe,
 )
+from broker.coordinator.reader import WATCH_MS, WATCHED_MAX
+from broker.server.requests import FetchRequest
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
@@ -353,3 +355,37 @@ async def test_a_waiting_read_is_refused_for_now_when_the_state_is_read_back(wor
     with pytest.raises(KafkaError) as refusal:
         await waiting
     assert refusal.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+@pytest.mark.parametrize("partitions", [1, WATCHED_MAX + 1])
+async def test_what_a_read_leaves_waiting_at_a_leader_ends_in_its_time(
+    world: World, partitions: int
+) -> None:
+    """A fetch that was forwarded goes on though nobody awaits it: it waited for 60 s."""
+    wide = TopicName("wide")
+    world.apis.add_topic(wide, partitions)
+    world.coordinator.on_metadata_update(world.apis.image)
+    await world.ask(CreateInstance(group=G, instance=InstanceId("a"), settings=JSON))
+    await world.ask(Subscribe(group=G, instance=InstanceId("a"), topics=(wide,)))
+    waiting = asyncio.ensure_future(world.poll("a", 1_000))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    waits = [one.max_wait_ms for one in world.apis.requests if isinstance(one, FetchRequest)]
+    assert 0 < max(waits) <= (1_000 if partitions == 1 else WATCH_MS)
+
+
+async def test_a_watch_goes_on_for_the_reads_that_joined_it_later(world: World) -> None:
+    """Its first fetch ends with the first read: the second one waits for the same record."""
+    await world.create("a")
+    await world.create("b")
+    for name in ("a", "b"):
+        zero = (TopicPartition(T, PartitionId(0)),)
+        await world.ask(Assign(group=G, instance=InstanceId(name), partitions=zero))
+    first = asyncio.ensure_future(world.places("a", 200))
+    await asyncio.sleep(0.05)
+    second = asyncio.ensure_future(world.places("b", 5_000))
+    assert await first == []
+    await asyncio.sleep(0.02)
+    await world.produce(0, b"1")
+    async with asyncio.timeout(1):
+        assert await second == [(0, 0)]
