@@ -225,7 +225,8 @@ def _next_epoch(state: GroupsState, held: HeldGroup) -> int:
     """Return an epoch above all that the group ever had.
 
     Each new epoch is one above an epoch in an earlier record of this partition, so a record at
-    offset N holds none above N + 1: the bound if the record of the group itself can't be decoded.
+    offset N holds none above N + 1: the bound if the record that can't be decoded is that of the
+    group itself, or of a member, which may be ahead of its group.
     """
     group = held.group
     epochs = [group.epoch, *(one.member_epoch for one in group.instances.values())]
@@ -236,7 +237,7 @@ def _next_epoch(state: GroupsState, held: HeldGroup) -> int:
             one.value.epoch for one in entries.values() if isinstance(one.value, MemberValue)
         ]
     for record in held.records:
-        if isinstance(record.key, GroupKey):
+        if isinstance(record.key, GroupKey | MemberKey):
             epochs.append(record.offset + 1)
     return max(epochs) + 1
 
