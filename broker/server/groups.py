@@ -148,8 +148,10 @@ class GroupRequests:
         elif isinstance(request, Commit | CommitGroup):
             named = [TopicPartition(one.topic, one.partition) for one in request.offsets or ()]
         for name, number in named:
-            await self._topics.catch_up_with(name, number)
             topic = self._loader.image.topic(name)
+            if topic is None or number >= topic.partitions_count:
+                await self._topics.catch_up_with(name, number)
+                topic = self._loader.image.topic(name)
             if topic is None or not 0 <= number < topic.routed_count:
                 text = f"Partition {number} of topic {name} not found"
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from broker.config import BrokerConfig
+from broker.coordinator import group_messages
 from broker.coordinator.group_messages import CommitGroup, GroupOffset, GroupOffsets
 from broker.coordinator.records import OFFSETS_TOPIC
 from broker.ports import ControllerChannel, PeerChannel
@@ -144,6 +146,30 @@ async def test_rule_r8_a_broker_that_hears_no_controller_does_not_say_that_there
         with pytest.raises(KafkaError) as refused:
             await asked
         assert refused.value.code is ErrorCode.LEADER_NOT_AVAILABLE
+
+
+async def test_a_commit_waits_once_for_what_is_missing_and_not_for_each_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its topic was half made when the controllers were lost: 10,000 offsets waited 1 s each."""
+    apis, peers, controllers, _ = door(
+        tmp_path, [group_messages.encode_answer(None)], topics={OFFSETS_TOPIC: 12, NAME: 100}
+    )
+    made = apis.image.topics[apis.image.topic_ids[NAME]]
+    half = replace(made, partitions=made.partitions[:50])
+    now = {**apis.image.topics, made.topic_id: half}
+    controllers.loader.image = replace(apis.image, topics=now)
+    asked: list[None] = []
+
+    async def newest_offset(_: object) -> int:
+        asked.append(None)
+        raise KafkaError(ErrorCode.NOT_CONTROLLER, "nobody is active")
+
+    monkeypatch.setattr(topics, "CATCH_UP_MS", 10)
+    monkeypatch.setattr(FakeLoader, "newest_offset", newest_offset)
+    rows = tuple(GroupOffset(NAME, PartitionId(number), 1) for number in range(50))
+    await apis.group(CommitGroup(group=GroupId("g"), offsets=rows))
+    assert (len(peers.sent), len(asked)) == (1, 0)
 
 
 class _Controllers:
