@@ -174,7 +174,7 @@ def _dispatcher(context: ApiContext, router: PathRouter) -> Handler:
     async def dispatch(request: web.Request) -> web.StreamResponse:
         settings = context.settings.current()
         headers, method = request.headers, request.method
-        if hdrs.EXPECT in headers:
+        if headers.get(hdrs.EXPECT):
             refusal = await expect(request)
             if refusal is not None:
                 return refusal

@@ -210,3 +210,9 @@ async def test_a_gzipped_body_is_taken_and_its_limit_counts_what_it_unpacks_to()
         assert len(bomb) < 10_000
         broken = await door.call("POST", "/topics/flights", b"no gzip", headers)
     assert (broken.status, broken.type) == (400, V2)
+
+
+async def test_an_empty_expectation_is_none() -> None:
+    async with open_door() as door:
+        assert (await door.call("GET", "/topics", headers={"Expect": ""})).status == 200
+        assert (await door.call("GET", "/topics", headers={"Expect": "more"})).status == 417
