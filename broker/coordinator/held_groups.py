@@ -8,7 +8,7 @@ there; but it stops as little as possible:
   so nothing changes it: no session ends, no offset expires, no rebalance. Its calls are refused
   with GROUP_HELD until an operator has it `repair`-ed.
 - Its key names no group of this partition: the record is left out. It may have changed who owns
-  what, so each group with members starts with no owner and a higher epoch (`forget_owners`).
+  what, so each group with instances starts with no owner and a higher epoch (`forget_owners`).
 
 As in a compacted log, only the newest record of a key counts: one that can be decoded, or a null,
 replaces an undecodable one before it. So the same log means the same before and after compaction.
@@ -121,26 +121,27 @@ def forget_owners(
 ) -> list[UndecodableRecord]:
     """Leave out records that name no group; return those that no load left out before.
 
-    Each group with members begins a new epoch in which no partition has an owner; the next
-    comparison of topics assigns them. The last record notes what is dealt with, so that the next
-    load changes nothing.
+    Each group with instances begins a new epoch in which no partition has an owner; the next
+    comparison of topics assigns them. It is above what a record that is left out may have held, for
+    the reason in `_next_epoch`. The last record notes what is dealt with, so that the next load
+    changes nothing.
     """
     known = -1 if state.left_out is None else state.left_out.offset
     news = [record for record in unnamed if record.offset > known]
     if not news:
         return []
+    newest = max(record.offset for record in news)
     for group in list(state.groups.values()):
-        members = [one for one in group.instances.values() if one.member is not None]
-        if not members:
+        if not group.instances:
             continue
-        epoch = 1 + max(group.epoch, *(one.member_epoch for one in members))
+        members = [one for one in group.instances.values() if one.member is not None]
+        epoch = 1 + max([group.epoch, newest + 1, *(one.member_epoch for one in members)])
         # Before the members' records, which hold the epochs that it is to be above.
         state.apply(GroupRecord(GroupKey(group.name), GroupValue(epoch, group.default_assignor)))
         for one in members:
             for place in sorted(one.seeks.keys() & one.owned):
                 state.apply(GroupRecord(SeekKey(group.name, one.name, *place), None))
             state.apply(GroupRecord(MemberKey(group.name, one.name), None))
-    newest = max(record.offset for record in news)
     state.apply(GroupRecord(LeftOutKey(), LeftOutValue(newest, len(news), state.trusted_ms)))
     return news
 

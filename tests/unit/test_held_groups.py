@@ -471,6 +471,23 @@ async def test_invariant_g3_owners_that_are_forgotten_in_part_get_no_epoch_again
         assert again.member_epoch > found.member_epoch, length
 
 
+@pytest.mark.parametrize("known", [0, 1])
+async def test_invariant_g3_no_epoch_that_a_record_without_a_group_held_is_given_again(
+    world: World, known: int
+) -> None:
+    """Another version may store memberships under keys that name no group here."""
+    found = await world.ask(join_request("a"))
+    for _ in range(4):  # other processes with the member's name
+        await world.ask(beat_request(found, 0))
+        found = await world.ask(join_request("a"))
+    entries = world.log.shared.entries
+    members = [at for at, one in enumerate(entries) if isinstance(one.key, MemberKey)]
+    for at in members[known:]:
+        entries[at] = decode_record(b'{"member":"a"}', b"1", at)
+    await world.fail_over()
+    assert (await world.ask(join_request("a"))).member_epoch > found.member_epoch
+
+
 async def test_what_was_left_out_once_is_left_out_for_good(world: World) -> None:
     await ready_group(world)
     add(world, None, {"a": 1})
