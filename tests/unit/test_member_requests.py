@@ -113,7 +113,7 @@ async def test_a_heartbeat_without_a_change_waits_its_time_and_no_longer(world: 
     found = await world.ask(join_request("a"))
     began = time.monotonic()
     assert await world.ask(beat_request(found, 120)) == found
-    assert time.monotonic() - began >= 0.12
+    assert time.monotonic() - began >= 0.119  # the broker counts whole milliseconds
     longest = found.session_timeout_ms // 3
     with pytest.raises(KafkaError) as refused:
         await world.ask(beat_request(found, longest + 1))
