@@ -29,7 +29,7 @@ def records(rows: Sequence[Row]) -> Records:
 
 
 def in_log(log: Log, topic: str, offsets: range) -> Records:
-    """What curl reads there."""
+    """Return the records at these offsets as a direct fetch reads them."""
     held = log.read(topic, 1)
     return [(topic, offset, held[0, offset]["value"]) for offset in offsets]
 
@@ -60,7 +60,7 @@ def test_invariant_g16_a_query_fails_behind_an_unclean_election_or_goes_on_where
     lost: str,
     left: range,
 ) -> None:
-    """It runs during the election; then a query with failOnDataLoss=false has its checkpoint."""
+    """One query runs during the election; the next goes on from its checkpoint behind the loss."""
     beside = f"beside-{name}"  # of the same query; no election touches it
     log.create(beside, 1)
     log.post(beside, *({"value": n} for n in range(3)))

@@ -151,7 +151,7 @@ async def test_rule_r8_a_broker_that_hears_no_controller_does_not_say_that_there
 async def test_a_commit_waits_once_for_what_is_missing_and_not_for_each_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its topic was half made when the controllers were lost: 10,000 offsets waited 1 s each."""
+    """A topic half made when the controllers were lost: 10,000 offsets waited 1 s each."""
     apis, peers, controllers, _ = door(
         tmp_path, [group_messages.encode_answer(None)], topics={OFFSETS_TOPIC: 12, NAME: 100}
     )

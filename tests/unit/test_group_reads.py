@@ -375,7 +375,7 @@ async def test_what_a_read_leaves_waiting_at_a_leader_ends_in_its_time(
 
 
 async def test_a_watch_goes_on_for_the_reads_that_joined_it_later(world: World) -> None:
-    """Its first fetch ends with the first read: the second one waits for the same record."""
+    """The first fetch ends with the first read: the second one waits for the same record."""
     await world.create("a")
     await world.create("b")
     for name in ("a", "b"):

@@ -315,7 +315,7 @@ async def test_the_epoch_does_not_go_back_though_its_record_is_lost(world: World
 async def test_invariant_g3_no_epoch_of_a_member_is_given_again_though_its_record_is_lost(
     world: World,
 ) -> None:
-    """It was ahead of its group, and a late commit of its former epoch was good again."""
+    """The member was ahead of its group: a late commit of its former epoch was taken again."""
     found = await world.ask(join_request("a"))
     for _ in range(4):  # other processes with its name
         await world.ask(beat_request(found, 0))

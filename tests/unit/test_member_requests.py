@@ -319,7 +319,7 @@ class LargeGroup:
 async def test_a_topic_of_which_no_controller_tells_may_be_subscribed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be made later. A member that reads an existing topic besides is not kept from that."""
+    """The topic may be made later, and a topic that exists is read meanwhile."""
 
     async def no_controller_answers(*_: object) -> None:
         raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "no controller answers")

@@ -143,7 +143,7 @@ def test_rule_r1_a_member_that_stops_syncing_is_removed_after_the_lag_time() -> 
 
 
 def test_rule_r1_lag_begins_with_the_append_that_ends_an_idle_time() -> None:
-    """Its last acknowledgement is as old as the idle time, and it needs time to sync the append."""
+    """The last acknowledgement is as old as the idle time, and the append takes time to sync."""
     partition = make()
     role = lead(partition)
     opens(partition, TWO, 11, (0, 0))
