@@ -10,7 +10,8 @@ process, however that ends.
 from __future__ import annotations
 
 import errno
-import random
+import itertools
+import secrets
 import socket
 from collections.abc import Collection
 from pathlib import Path
@@ -63,7 +64,8 @@ def free_port(besides: Collection[int] = ()) -> int:
     except (OSError, ValueError, IndexError):
         end = USUAL_EPHEMERAL_START
     candidates = range(PORTS_FROM, max(end, PORTS_FROM + 1_000))
-    for port in random.sample(candidates, len(candidates)):
+    first = secrets.randbelow(len(candidates))
+    for port in itertools.chain(candidates[first:], candidates[:first]):
         if port not in besides and reserve(port) and is_free(LOOPBACK, port):
             return port
     msg = f"no free port between {candidates.start} and {candidates.stop}"

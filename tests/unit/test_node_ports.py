@@ -46,9 +46,9 @@ def test_port_zero_picks_distinct_free_ports_outside_the_ephemeral_range() -> No
 
 
 FIRST_FREE = """
-import random, sys
+import secrets, sys
 from raft_metadata.common import local_ports
-random.sample = lambda candidates, count: list(candidates)
+secrets.randbelow = lambda end: 0
 print(local_ports.free_port(), flush=True)
 sys.stdin.read()
 """
