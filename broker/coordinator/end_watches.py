@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -88,7 +89,10 @@ class EndWatches:
             watch.reads[read] = until_ms
             return
         watch = self._watches[end] = _EndWatch({read: until_ms})
-        watch.task = task = asyncio.get_running_loop().create_task(self._run(end, watch))
+        # It outlives the request of its first read, so it must not write into that one's context.
+        watch.task = task = asyncio.get_running_loop().create_task(
+            self._run(end, watch), context=Context()
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from broker.coordinator.end_watches import WAKE_SLICE, EndWatches, WakeUp, WatchedEnd
+from broker.server.requests import PASSED_TO
 from raft_metadata.common.ids import PartitionId, TopicId, TopicName, TopicPartition
 
 END = WatchedEnd(TopicPartition(TopicName("t"), PartitionId(0)), TopicId("A" * 22), 7)
@@ -90,3 +91,17 @@ async def test_a_wait_is_for_the_read_with_the_most_time() -> None:
     watches.leave(END, last)
     assert log.waits_until() == 7
     watches.leave(END, first)
+
+
+async def test_a_wait_writes_nothing_into_the_context_of_its_first_read() -> None:
+    passed_to: list[int] = []
+    token = PASSED_TO.set(passed_to)
+    seen: list[list[int] | None] = []
+
+    async def until_records(_end: WatchedEnd, _waits_until: Callable[[], int]) -> None:
+        seen.append(PASSED_TO.get())
+
+    EndWatches(until_records).join(END, WakeUp(), 9)
+    await asyncio.sleep(0)
+    PASSED_TO.reset(token)
+    assert seen == [None]
