@@ -38,6 +38,7 @@ _RANGE = b'{"partition":%d,"base_offset":%d,"count":%d}'
 _RANGES = b'{"ranges":[%b]}'
 _REPLY_START = b'{"offsets":['
 _REPLY_END = b'],"key_schema_id":null,"value_schema_id":null}'
+_ONE_ROW_REPLY = _REPLY_START + OFFSET_ROW + _REPLY_END
 
 
 def check_name(parameter: str, name: str) -> str:
@@ -83,7 +84,9 @@ def consecutive_reply(partition: int, base_offset: int, count: int) -> bytes:
 
     All numbers are written at once, five times as fast as formatting each row.
     """
-    if base_offset < 0 or count == 1:
+    if count == 1:
+        return _ONE_ROW_REPLY % (partition, base_offset)
+    if base_offset < 0:
         rows = b",".join([OFFSET_ROW % (partition, base_offset)] * count)
     else:
         numbers = orjson.dumps(list(range(base_offset, base_offset + count)))

@@ -26,6 +26,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
@@ -57,7 +59,9 @@ memory."""
 ARRIVING_BODY_S_MAX = 5.0
 """Longest wait for a body's end; then aiohttp reads it, where another limit holds."""
 _UNKNOWN: Final = -1
-_OK: Final = b"HTTP/1.1 200"
+_STATUS_AT: Final = len("HTTP/1.1 ")
+_SUCCESS: Final = ord("2")
+"""First character of the status of an answer that only `unlogged_ms` may log."""
 PRIVATE_NAMES: Final = {
     web.RequestHandler: (
         "_buffer_paused", "_close", "_force_close", "_handle_request", "_handler_waiter",
@@ -182,7 +186,7 @@ class LaneConnection(EnvelopeRequestHandler):
         self._routes_log: RouteLog | None = options.get("access_log")
         self._access = access
         self._lane_began_s = 0.0
-        """Time of the loop at which the lane took its present request; only with an access log."""
+        """`time.monotonic` when the lane took its present request; only with an access log."""
         self._reader_watch = ReaderWatch(timeouts.answer_progress_ms)
         self._lane_state: LaneState = IDLE
         self._lane_parser_needs = 0
@@ -191,7 +195,7 @@ class LaneConnection(EnvelopeRequestHandler):
         """Bytes received behind an unparsed produce, until the turn after its answer."""
         self._lane_is_pumping = False
         self._lane_answers = 0
-        """Answers that the lane has given."""
+        """Answers that the lane has given to requests that were parsed."""
 
     def _leave(self) -> LaneState:
         """Move to `IDLE`, and return the state that ends."""
@@ -216,34 +220,41 @@ class LaneConnection(EnvelopeRequestHandler):
 
     @override
     def data_received(self, data: bytes) -> None:
-        seen, answered = self._request_count, self._lane_answers
-        self._receive(data)
-        if self._request_count != seen:
-            if self._deadline is not None:
-                self._clear_deadline()
-        elif self._lane_answers == answered and self._is_idle() and data.strip(b"\r\n"):
-            self._head_began()  # it ended no body: then a request was under way, or was answered
-
-    def _receive(self, data: bytes) -> None:
+        lane = self._lane
         if (
-            self._lane is None
+            lane is None
             or self._force_close
             or self._close
             or self._payload_parser is not None
             or self._upgraded
         ):
             self._lane_parser_needs = _UNKNOWN
-            super().data_received(data)
+            self._receive(super().data_received, data)
         elif isinstance(self._lane_state, UnparsedProduce) or self._lane_buffered:
             if data:
                 self._lane_buffered += data
                 self._pause_transport_reading()
         elif isinstance(self._lane_state, UnparsedBody):
             if data:
-                self._take_piece(self._lane, self._lane_state, data)
-        elif self._lane_parser_needs or not self._take_known(self._lane, data):
-            self._parse(self._lane, data)
-            self._pump()
+                self._take_piece(lane, self._lane_state, data)
+        elif self._lane_parser_needs or not self._take_known(lane, data):
+            self._receive(partial(self._parse_and_pump, lane), data)
+        elif self._deadline is not None:
+            self._clear_deadline()
+
+    def _receive(self, parse: Callable[[bytes], None], data: bytes) -> None:
+        """Parse ``data``; begin or end the wait for the rest of a head."""
+        seen, answered = self._request_count, self._lane_answers
+        parse(data)
+        if self._request_count != seen:
+            if self._deadline is not None:
+                self._clear_deadline()
+        elif self._lane_answers == answered and self._is_idle() and data.strip(b"\r\n"):
+            self._head_began()  # it ended no body: then a request was under way, or was answered
+
+    def _parse_and_pump(self, lane: FastLane, data: bytes) -> None:
+        self._parse(lane, data)
+        self._pump()
 
     def _take_known(self, lane: FastLane, data: bytes) -> bool:
         """Take a request whose head was parsed before; False: it must be parsed."""
@@ -286,7 +297,7 @@ class LaneConnection(EnvelopeRequestHandler):
         # In progress for aiohttp's shutdown, too, until it is answered.
         self._lane_state, self._request_in_progress = UnparsedProduce(pieces), True
         if self._access is not None:
-            self._lane_began_s = self._loop.time()
+            self._lane_began_s = monotonic()
         try:
             taken = lane.append(known.path, known.stored_as, body, None, self._answer)
         except Exception as error:  # noqa: BLE001 as in `_pump`
@@ -454,7 +465,7 @@ class LaneConnection(EnvelopeRequestHandler):
         if message.should_close or message.upgrade or message.chunked:
             return False
         if self._access is not None:
-            self._lane_began_s = self._loop.time()
+            self._lane_began_s = monotonic()
         if message.version != HttpVersion11:
             return False  # an HTTP/1.0 answer states that the connection is kept
         if message.method == "POST" and payload is not EMPTY_PAYLOAD:
@@ -488,7 +499,6 @@ class LaneConnection(EnvelopeRequestHandler):
 
     def _answer(self, pieces: Sequence[bytes | memoryview] | None) -> None:
         """Write the answer to the current request and finish it; None: aiohttp must handle it."""
-        self._lane_answers += 1
         try:
             if self.transport is not None:  # else the client has disconnected
                 if pieces is None:
@@ -496,12 +506,11 @@ class LaneConnection(EnvelopeRequestHandler):
                     self._pass_to_aiohttp()
                     return
                 self.transport.writelines(pieces)
-                now_s = self._loop.time()
                 if self._access is not None:
-                    duration_ms = (now_s - self._lane_began_s) * 1000
-                    if duration_ms > self._access.unlogged_ms or pieces[0][:12] != _OK:
-                        self._log_answer(self._access, pieces, duration_ms)
-                self._next_keepalive_close_time = now_s + self._keepalive_timeout
+                    took_ms = (monotonic() - self._lane_began_s) * 1000
+                    if took_ms > self._access.unlogged_ms or pieces[0][_STATUS_AT] != _SUCCESS:
+                        self._log_answer(self._access, pieces, took_ms)
+                self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             finished = self._leave()
             self._allow_shutdown()
             if self._parser is None:
@@ -510,6 +519,7 @@ class LaneConnection(EnvelopeRequestHandler):
                 if self._lane_buffered:
                     self._loop.call_soon(self._process_buffered)
             else:
+                self._lane_answers += 1
                 self._messages.popleft()
                 self._parser.message_consumed()
                 if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
