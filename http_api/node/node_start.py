@@ -75,6 +75,15 @@ def keep_freed_memory() -> None:
     mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
 
 
+def collect_rarely() -> None:
+    """Let the collector run after 50,000 new objects and not after 700.
+
+    Objects made at start-up (a snapshot, thousands of logs) are no garbage: with the default
+    thresholds the search for garbage takes longer than reading 100,000 partitions.
+    """
+    gc.set_threshold(*_GC_THRESHOLDS)
+
+
 def freeze_collector() -> None:
     """Exclude all present objects from garbage collection; called once start-up is done.
 
@@ -100,9 +109,7 @@ def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
         import uvloop
 
         factory = uvloop.new_event_loop
-    # Objects made at start-up (a snapshot, thousands of logs) are no garbage: with the default
-    # thresholds the search for garbage takes longer than reading 100,000 partitions.
-    gc.set_threshold(*_GC_THRESHOLDS)
+    collect_rarely()
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
 
