@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from http_api.client import admin, consumer, polling
-from http_api.client.calls import ApiError, ClientError, UnreachableError
+from http_api.client.client_errors import ApiError, QuorumlogError, UnreachableError
 from http_api.client.transport import Client
 from spark_source.errors import DataLossError, NotServedError, OptionError
 from spark_source.offsets import NextOffset, TopicEnds
@@ -102,7 +102,7 @@ class Cluster:
                 if time.monotonic() + FIRST_CONTACT_PAUSE_S > first_contact_end_s:
                     raise self._not_served(error) from error
                 time.sleep(FIRST_CONTACT_PAUSE_S)
-            except ClientError as error:
+            except QuorumlogError as error:
                 raise self._not_served(error) from error
 
     def cluster_id(self) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from http_api.client.calls import Answer, ApiError, Call, ClientError, Request, path_of
+from http_api.client.calls import Answer, Call, Request, path_of
+from http_api.client.client_errors import ApiError, QuorumlogError
 from http_api.client.producer import RecordOutcome, parse_outcomes
 from http_api.client.routes import Backoff
 from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
@@ -68,7 +69,7 @@ class Sender:
                 if error.status < RETRIABLE_STATUS_MIN:
                     raise RejectedError(f"topic {chunk.topic}: {error}") from error
                 why = str(error)
-            except ClientError as error:
+            except QuorumlogError as error:
                 why = str(error)
             if not pending:
                 return

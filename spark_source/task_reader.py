@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from http_api.client import consumer
-from http_api.client.calls import ApiError
+from http_api.client.client_errors import ApiError
 from spark_source.cluster import (
     LOG_TRUNCATED_CODE,
     NOT_FOUND,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from broker.coordinator.group_messages import Move
 from broker.log.leader_epoch_cache import NO_EPOCH
-from broker.log.read_positions import LogTruncatedError
+from broker.log.read_positions import PositionTruncatedError
 from raft_metadata.common.ids import InstanceId, TopicId, TopicPartition
 
 SPANS_MAX = 16
@@ -100,7 +100,7 @@ def position_at(place: OffsetAndEpoch, topic_id: TopicId) -> ReadPosition:
     return ReadPosition(place.offset, topic_id, spans=spans_before(place))
 
 
-def place_after(error: LogTruncatedError) -> OffsetAndEpoch:
+def place_after(error: PositionTruncatedError) -> OffsetAndEpoch:
     """Return where reading goes on when the log was cut or replaced.
 
     A truncated log is read on where it was cut. In a log that diverged the position stays: which of
@@ -122,6 +122,6 @@ def move_of(
 ) -> Move:
     """Return the note about a moved position, for the client and the group's description."""
     cause = "out_of_range"
-    if isinstance(error, LogTruncatedError):
+    if isinstance(error, PositionTruncatedError):
         cause = error.divergence.cause.value
     return Move(instance, *partition, from_offset, to_offset, cause, now_ms)

@@ -56,7 +56,7 @@ from broker.coordinator.read_tokens import DeliveredPart, Held
 from broker.coordinator.records import InstanceKey, StoredRecord
 from broker.coordinator.shard import Shard
 from broker.log.leader_epoch_cache import NO_EPOCH
-from broker.log.read_positions import LogTruncatedError
+from broker.log.read_positions import PositionTruncatedError
 from broker.record.batch import BatchSlice
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import TopicId, TopicName, TopicPartition
@@ -108,8 +108,8 @@ class DataReader(Protocol):
         """Return records of the topic with this id from a place on.
 
         Raises:
-            KafkaError: OFFSET_OUT_OF_RANGE outside the log, a `LogTruncatedError` if the log does
-                not hold what was before the place, TOPIC_CHANGED.
+            KafkaError: OFFSET_OUT_OF_RANGE outside the log, a `PositionTruncatedError` if the log
+                does not hold what was before the place, TOPIC_CHANGED.
         """
         ...
 
@@ -615,7 +615,7 @@ class _Read:
         """
         if self._settings.auto_offset_reset is OffsetReset.NONE:
             raise error
-        if isinstance(error, LogTruncatedError):
+        if isinstance(error, PositionTruncatedError):
             target = place_after(error)
         else:
             try:

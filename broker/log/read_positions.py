@@ -43,7 +43,7 @@ class Divergence(NamedTuple):
         return self.cause is DivergenceCause.TRUNCATED
 
 
-class LogTruncatedError(KafkaError):
+class PositionTruncatedError(KafkaError):
     """A read from a position that the log does not hold any more, or holds with other records."""
 
     def __init__(self, position: int, epoch: int, divergence: Divergence) -> None:

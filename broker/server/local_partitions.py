@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from broker.log.log_reader import TimeSearch, warm
-from broker.log.read_positions import LogTruncatedError, find_divergence, next_epoch
+from broker.log.read_positions import PositionTruncatedError, find_divergence, next_epoch
 from broker.record.compression import PackedSlice
 from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.leader_state import LeaderState
@@ -611,14 +611,14 @@ class LocalPartitions:
         """Raise the reason why a read may not begin at this offset, behind a record of that epoch.
 
         Raises:
-            KafkaError: `LogTruncatedError`; OFFSET_OUT_OF_RANGE, naming both ends;
+            KafkaError: `PositionTruncatedError`; OFFSET_OUT_OF_RANGE, naming both ends;
                 OFFSET_NOT_AVAILABLE if this broker may be deposed without knowing it.
         """
         self._check_epoch(replica, offset, epoch)
         self._check_range(replica, offset)
 
     def _check_epoch(self, replica: Replica, offset: int, epoch: int) -> None:
-        """Raise `LogTruncatedError` if a position with this epoch is not one of the log.
+        """Raise `PositionTruncatedError` if a position with this epoch is not one of the log.
 
         Only a leader that is proven to lead reports it: a deposed one may lack what its
         successor served (rule R8).
@@ -630,7 +630,7 @@ class LocalPartitions:
             return
         if not self._is_proven():
             raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
-        raise LogTruncatedError(offset, epoch, divergence)
+        raise PositionTruncatedError(offset, epoch, divergence)
 
     def _check_range(self, replica: Replica, offset: int) -> None:
         log = replica.log

@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from broker.coordinator.troubles import ShardTroubles
-from broker.log.read_positions import Divergence, DivergenceCause, LogTruncatedError
+from broker.log.read_positions import Divergence, DivergenceCause, PositionTruncatedError
 from broker.record.batch import RecordFormat, decode_slices, encode_slices
 from broker.record.compression import PackedSlice
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
@@ -225,7 +225,7 @@ def decode_base_offset(body: bytes) -> int:
 
 
 def decode_fetch(body: bytes) -> FetchResult:
-    """Decode the answer to FETCH; raise `LogTruncatedError` if that is the answer."""
+    """Decode the answer to FETCH; raise `PositionTruncatedError` if that is the answer."""
     head, payload = split_body(body)
     if "divergence" in head:
         raise truncated_in(head)
@@ -267,24 +267,24 @@ def read_in(head: dict[str, Any]) -> Read:
     )
 
 
-def encode_truncated(error: LogTruncatedError) -> bytes:
+def encode_truncated(error: PositionTruncatedError) -> bytes:
     """Encode the answer to a FETCH whose position is not one of the log any more."""
     return join_body(truncated_fields(error))
 
 
-def truncated_fields(error: LogTruncatedError) -> dict[str, Any]:
+def truncated_fields(error: PositionTruncatedError) -> dict[str, Any]:
     """Return the fields by which a head names such an error; the inverse of `truncated_in`."""
     cause, offset, epoch = error.divergence
     divergence = [cause.value, offset, epoch]
     return {"position": [error.position, error.epoch], "divergence": divergence}
 
 
-def truncated_in(head: dict[str, Any]) -> LogTruncatedError:
+def truncated_in(head: dict[str, Any]) -> PositionTruncatedError:
     """Return the error that `truncated_fields` described."""
     cause, offset, epoch = head["divergence"]
     divergence = Divergence(DivergenceCause(cause), offset, epoch)
     position, at_epoch = head["position"]
-    return LogTruncatedError(position, at_epoch, divergence)
+    return PositionTruncatedError(position, at_epoch, divergence)
 
 
 def _mark_packed(slices: list[BatchSlice], packed: Sequence[int]) -> Sequence[Piece]:

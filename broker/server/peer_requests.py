@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from broker.coordinator import group_messages
-from broker.log.read_positions import LogTruncatedError
+from broker.log.read_positions import PositionTruncatedError
 from broker.server.local_partitions import local_progress
 from broker.server.peer_codec import PeerRequestKind as Kind
 from broker.server.peer_codec import (
@@ -114,7 +114,7 @@ class PeerRequests:
             case Kind.FETCH:
                 try:
                     return encode_fetched(await self._local.fetch(read_in(head)))
-                except LogTruncatedError as error:
+                except PositionTruncatedError as error:
                     return encode_truncated(error)
             case Kind.FETCH_FOLLOWER:
                 return encode_fetched(await self._follower_reads.serve(read_in(head)))

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from broker.log.read_positions import LogTruncatedError
+from broker.log.read_positions import PositionTruncatedError
 from broker.server.peer_codec import (
     decode_fetch,
     encode_fetched,
@@ -214,7 +214,7 @@ def decode_leg_pages(body: bytes, rows: Mapping[int, PlacedRow]) -> LegPages:
 
 
 def _error_fields(error: KafkaError) -> dict[str, Any]:
-    if isinstance(error, LogTruncatedError):
+    if isinstance(error, PositionTruncatedError):
         return truncated_fields(error)
     return {"code": error.code.number, "message": error.message}
 

@@ -355,7 +355,7 @@ class BrokerApis(Protocol):
         """Read from the leader, or from a follower in the reader's rack.
 
         OFFSET_OUT_OF_RANGE names both ends of the log. A position that is not one of this log any
-        more is a `LogTruncatedError`, a topic with another id TOPIC_CHANGED.
+        more is a `PositionTruncatedError`, a topic with another id TOPIC_CHANGED.
         """
         ...
 

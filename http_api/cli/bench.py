@@ -29,7 +29,7 @@ from http_api.cli.options import (
     url_option,
 )
 from http_api.client import admin
-from http_api.client.calls import ClientError
+from http_api.client.client_errors import QuorumlogError
 from http_api.client.load_run import (
     ConnectionWork,
     Counts,
@@ -103,7 +103,7 @@ class BenchTopic:
         """Return the URL of a partition's leader, or of any live broker while it has none."""
         try:
             return await asyncio.to_thread(self._leader_of, partition)
-        except ClientError as error:
+        except QuorumlogError as error:
             raise ConnectionError(str(error)) from error
 
     def _leader_of(self, partition: int) -> str:

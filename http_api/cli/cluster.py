@@ -28,7 +28,7 @@ from http_api.cli.session import Columns, CommandSession, cluster_command, or_bl
 from http_api.cli.terminal import styled
 from http_api.client import admin
 from http_api.client import cluster_state as calls
-from http_api.client.calls import ApiError, ClientError
+from http_api.client.client_errors import ApiError, QuorumlogError
 from http_api.client.transport import Client
 
 EXIT_HEALTHY = 0
@@ -108,8 +108,8 @@ def _read_health(client: Client, form: str) -> tuple[int, dict[str, Any] | None,
     except ApiError as error:
         # A server answers, but not this call: it is another service.
         return EXIT_NO_ANSWER, None, error_text(error, form)
-    except (ClientError, KeyError) as error:
-        verdict = error_text(error, form) if isinstance(error, ClientError) else repr(error)
+    except (QuorumlogError, KeyError) as error:
+        verdict = error_text(error, form) if isinstance(error, QuorumlogError) else repr(error)
         return EXIT_NO_ANSWER, None, verdict
 
 

@@ -14,7 +14,7 @@ from http_api.cli.options import dry_run_option, examples, parse_configs
 from http_api.cli.session import Columns, CommandSession, Row, cluster_command
 from http_api.client import admin
 from http_api.client.admin import ConfigInfo, ConfigPlace
-from http_api.client.calls import ApiError
+from http_api.client.client_errors import ApiError
 from http_api.contract.grammar import GrammarError, parse_broker
 
 PLACE = "{topic TOPIC | broker BROKER | cluster}"

@@ -27,7 +27,7 @@ from http_api.cli.options import (
 )
 from http_api.cli.record_output import RecordOutput
 from http_api.client import admin
-from http_api.client.calls import ApiError
+from http_api.client.client_errors import ApiError
 from http_api.client.consumer import (
     FetchPage,
     Record,

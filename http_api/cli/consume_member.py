@@ -11,7 +11,8 @@ import click
 
 from http_api.cli.record_output import RecordOutput
 from http_api.client import admin, groups
-from http_api.client.calls import ApiError, Place
+from http_api.client.calls import Place
+from http_api.client.client_errors import ApiError
 from http_api.client.consumer import Record, ends
 from http_api.client.group_consumer import GroupConsumer
 from http_api.client.groups import InstanceSettings

@@ -222,7 +222,7 @@ def _read_directory(directory: Path, *, even_if_locked: bool) -> StoppedControll
     # Imported here: no other command needs the quorum's files.
     from http_api.node.formatting import RAFT_FOLDER
     from raft_metadata.quorum.offline import InUseError, read_offline_log
-    from raft_metadata.records.serde import UnreadableRecordError
+    from raft_metadata.records.serde import UnreadableMetadataError
 
     raft_dir = directory / RAFT_FOLDER
     if not raft_dir.exists() and (directory / LOG_FOLDER).is_dir():
@@ -235,7 +235,7 @@ def _read_directory(directory: Path, *, even_if_locked: bool) -> StoppedControll
     except InUseError as error:
         text = f"{error}: stop it, ask a broker instead, or say --force"
         raise NodeExit(EXIT_LOCKED, text) from error
-    except (StorageError, CorruptionError, UnreadableRecordError) as error:
+    except (StorageError, CorruptionError, UnreadableMetadataError) as error:
         raise NodeExit(EXIT_STORAGE, str(error)) from error
 
 

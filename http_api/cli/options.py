@@ -15,7 +15,7 @@ import click
 from typing_extensions import override
 
 from http_api.client.admin import brokers, cluster
-from http_api.client.calls import ApiError, ClientError
+from http_api.client.client_errors import ApiError, QuorumlogError
 from http_api.client.consumer import PartitionEnds, offset_at
 from http_api.client.transport import DEFAULT_URL, Client
 from http_api.contract import grammar
@@ -152,13 +152,13 @@ def learn_brokers(client: Client) -> None:
 
 
 def print_client_errors(command: Command) -> Command:
-    """Wrap a command so that a `ClientError` is printed, as a line or as JSON, with exit code 1."""
+    """Wrap a command so that it prints a `QuorumlogError`, as a line or as JSON; exit code 1."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except ClientError as error:
+        except QuorumlogError as error:
             click.echo(error_text(error, kwargs.get("form", "text")), err=True)
             return 1
         except BrokenPipeError:
@@ -169,7 +169,7 @@ def print_client_errors(command: Command) -> Command:
     return wrapped  # type: ignore[return-value] # same signature by functools.wraps
 
 
-def error_text(error: ClientError, form: str) -> str:
+def error_text(error: QuorumlogError, form: str) -> str:
     """Return the text of an error, and for a write whether its outcome is known."""
     code = error.code if isinstance(error, ApiError) else None
     message = _not_found_text(error) or str(error)
@@ -184,7 +184,7 @@ def error_text(error: ClientError, form: str) -> str:
     return text
 
 
-def _not_found_text(error: ClientError) -> str | None:
+def _not_found_text(error: QuorumlogError) -> str | None:
     """Return what was not found, by the path of the request; None for another error.
 
     Confluent's message names no topic, and a command may have named several.

@@ -34,7 +34,7 @@ from http_api.cli.session import (
 from http_api.cli.terminal import Progress
 from http_api.client import admin
 from http_api.client.admin import ElectionInfo, PartitionInfo, Place, ReassignmentInfo
-from http_api.client.calls import ApiError, ClientError
+from http_api.client.client_errors import ApiError, QuorumlogError
 from http_api.client.consumer import ends
 from http_api.contract.grammar import (
     GrammarError,
@@ -155,7 +155,7 @@ def partition_json(session: CommandSession, one: PartitionInfo) -> dict[str, obj
     try:
         limits = session.client.run(ends(one.topic, one.partition), retry_s=OFFSETS_RETRY_S)
         first, end = limits.beginning, limits.end
-    except ClientError:
+    except QuorumlogError:
         pass  # no leader: everything else is known all the same
     return asdict(one) | _out_of_sync(one) | {"first_offset": first, "end_offset": end}
 

@@ -28,7 +28,7 @@ from http_api.cli.options import (
     url_option,
 )
 from http_api.cli.terminal import Progress
-from http_api.client.calls import ClientError
+from http_api.client.client_errors import QuorumlogError
 from http_api.client.producer import NewRecord, RecordOutcome, send
 from http_api.contract.grammar import TopicPartitions
 from raft_metadata.common.errors import Outcome
@@ -135,7 +135,7 @@ def produce(
                     break
                 if wrong is not None:
                     raise wrong
-    except (ClientError, click.ClickException):
+    except (QuorumlogError, click.ClickException):
         if summary.written:
             _print(summary, form)
         raise

@@ -22,7 +22,8 @@ from http_api.cli.options import (
     url_option,
 )
 from http_api.client import admin
-from http_api.client.calls import ApiError, Call
+from http_api.client.calls import Call
+from http_api.client.client_errors import ApiError
 from http_api.client.transport import Client
 
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ class CommandSession:
         return self.client.run(admin.cluster())
 
     def run(self, call: Call[T]) -> T:
-        """Run a call and return its result; raises `ClientError`."""
+        """Run a call and return its result; raises `QuorumlogError`."""
         return self.client.run(call)
 
     def call(

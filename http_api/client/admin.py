@@ -19,7 +19,6 @@ from http_api.client.calls import (
     Answer,
     Call,
     Place,
-    ProtocolError,
     Request,
     path_of,
     read_list,
@@ -27,6 +26,7 @@ from http_api.client.calls import (
     read_one,
     v3_path,
 )
+from http_api.client.client_errors import ProtocolError
 from http_api.contract.resources import (
     AddingReplica,
     BrokerInfo,

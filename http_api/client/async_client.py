@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import aiohttp
 
-from http_api.client.calls import Answer, Call, ClientError, Request, decode_answer
+from http_api.client.calls import Answer, Call, Request, decode_answer
+from http_api.client.client_errors import QuorumlogError
 from http_api.client.producer import NewRecord, RecordOutcome, produce_attempts
 from http_api.client.routes import (
     AttemptError,
@@ -64,7 +65,7 @@ class AsyncClient:
             self._session = None
 
     async def run(self, call: Call[T], *, retry_s: float | None = None) -> T:
-        """Run a call as `Client.run` does and return its result; raises `ClientError`.
+        """Run a call as `Client.run` does and return its result; raises `QuorumlogError`.
 
         Calls about a partition go to its leader once that is known. An attempt is repeated, for up
         to ``retry_s`` seconds, only if it certainly had no effect or may be repeated.
@@ -74,7 +75,7 @@ class AsyncClient:
         return await self.drive(attempts_at(call, self.routes, now_s, retry_s=retry_s))
 
     async def drive(self, attempts: Attempts[T]) -> T:
-        """Make the attempts one after the other and return their result; raises `ClientError`."""
+        """Make the attempts one by one and return their result; raises `QuorumlogError`."""
         try:
             attempt = next(attempts)
             while True:
@@ -82,7 +83,7 @@ class AsyncClient:
                     await asyncio.sleep(attempt.wait_s)
                 try:
                     answer = await self._send(attempt.url, attempt.request)
-                except (AttemptError, ClientError) as error:
+                except (AttemptError, QuorumlogError) as error:
                     attempt = attempts.throw(error)
                 else:
                     attempt = attempts.send(answer)

@@ -2,8 +2,7 @@
 
 The modules about topics, groups, configs and so on build `Call`s; `transport.Client` (blocking)
 and `async_client.AsyncClient` (asyncio) run them and decompress each answer with `decode_answer`.
-Also here: the client's error classes, which all tell whether a write may have happened
-(`ClientError.outcome`). Nothing here does I/O.
+Their errors are those of `http_api.client.client_errors`. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
+from http_api.client.client_errors import ApiError, ProtocolError, api_error
 from http_api.contract.idempotence import claim_headers
 from http_api.contract.media_types import DECODED_LENGTH_HEADER, JSON, ZSTD
-from raft_metadata.common.errors import Outcome
 from raft_metadata.common.ids import Claim
 
 T = TypeVar("T")
@@ -26,51 +25,6 @@ Place = tuple[str, int]
 """(topic, partition)."""
 
 DEFAULT_TIMEOUT_S = 30.0
-
-
-class ClientError(Exception):
-    """Base of all errors of a call. ``outcome`` is UNKNOWN if a write may have happened."""
-
-    outcome: Outcome = Outcome.NOT_WRITTEN
-    retriable: bool = False
-
-
-class ApiError(ClientError):
-    """An answer of 400 or more, with the code and message of its error envelope."""
-
-    def __init__(self, status: int, code: int, message: str, envelope: Mapping[str, Any]) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.diverging_offset: int | None = None
-        """Of 40950: where the log differs from what the reader read; else None."""
-        self.path = ""
-        """Path of the refused request; empty if the caller does not set it."""
-        self.retriable = bool(envelope.get("retriable", status == 503))
-        said = envelope.get("outcome")
-        if said is not None:
-            self.outcome = Outcome.UNKNOWN if said == "unknown" else Outcome.NOT_WRITTEN
-        else:  # a 4xx wrote nothing; a 5xx without an outcome may have written
-            self.outcome = Outcome.UNKNOWN if status >= 500 else Outcome.NOT_WRITTEN
-
-
-class UnreachableError(ClientError):
-    """No broker accepted a connection; nothing was sent."""
-
-    retriable = True
-
-
-class OutcomeUnknownError(ClientError):
-    """The connection broke or timed out after the request was sent; it may have taken effect."""
-
-    outcome = Outcome.UNKNOWN
-
-
-class ProtocolError(ClientError):
-    """An answer that the API does not define; probably the server is no quorumlog broker."""
-
-    outcome = Outcome.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +137,9 @@ def error_of(answer: Answer) -> ApiError:
         envelope = None
     if not isinstance(envelope, dict):
         text = answer.body[:200].decode(errors="replace").strip()
-        return ApiError(answer.status, answer.status, text or f"HTTP {answer.status}", {})
+        return api_error(answer.status, answer.status, text or f"HTTP {answer.status}", {})
     code = envelope.get("error_code", answer.status)
-    error = ApiError(answer.status, int(code), str(envelope.get("message", "")), envelope)
+    error = api_error(answer.status, int(code), str(envelope.get("message", "")), envelope)
     diverging = answer.headers.get("quorumlog-diverging-offset", "")
     if diverging.isascii() and diverging.isdigit():
         error.diverging_offset = int(diverging)

@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from http_api.client.calls import Answer, Call, ProtocolError, Request, v3_path
+from http_api.client.calls import Answer, Call, Request, v3_path
+from http_api.client.client_errors import ProtocolError
 from http_api.contract.media_types import NDJSON
 
 HEALTH_TIMEOUT_S = 5.0

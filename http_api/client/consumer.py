@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from http_api.client.calls import Answer, Call, ProtocolError, Request, path_of
+from http_api.client.calls import Answer, Call, Request, path_of
+from http_api.client.client_errors import ProtocolError
 from http_api.contract.media_types import LINES, NDJSON, V2, V2_BINARY, V2_JSON
 
 DEFAULT_WAIT_MS = 1_000

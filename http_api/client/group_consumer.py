@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from http_api.client import groups
-from http_api.client.calls import ApiError, ClientError
+from http_api.client.client_errors import ApiError, QuorumlogError
 from http_api.client.consumer import DEFAULT_MAX_BYTES, Record
 from http_api.client.groups import InstanceSettings, Place
 from http_api.client.transport import Client
@@ -112,7 +112,7 @@ class GroupConsumer:
         )
         try:
             records = self._client.run(call)
-        except ClientError as error:
+        except QuorumlogError as error:
             if not _is_expired(error) and error.outcome is not Outcome.UNKNOWN:
                 raise
             self._must_join = True
@@ -211,7 +211,7 @@ class GroupConsumer:
         new = self._create()
         try:
             self._subscribe_or_assign(new, wanted)
-        except ClientError:
+        except QuorumlogError:
             self._delete(new)
             raise
         old, self._instance, self._must_join = self._instance, new, False
@@ -234,7 +234,7 @@ class GroupConsumer:
             name = f"{self._prefix}-{secrets.token_hex(8)}"
             try:
                 self._client.run(groups.create_instance(self._group, name, self._settings))
-            except ClientError as error:
+            except QuorumlogError as error:
                 if error.outcome is not Outcome.UNKNOWN:
                     raise
                 self._delete(name)
@@ -246,10 +246,10 @@ class GroupConsumer:
 
     def _delete(self, name: str) -> None:
         """Delete an instance if the request succeeds; an unused instance expires by itself."""
-        with contextlib.suppress(ClientError):
+        with contextlib.suppress(QuorumlogError):
             self._client.run(groups.delete_instance(self._group, name), retry_s=1.0)
 
 
-def _is_expired(error: ClientError) -> bool:
+def _is_expired(error: QuorumlogError) -> bool:
     """Return True if the error means that the instance no longer exists: its session expired."""
     return isinstance(error, ApiError) and error.code == RestCode.UNKNOWN_TOPIC_OR_PARTITION

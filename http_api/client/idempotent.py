@@ -20,15 +20,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from http_api.client.admin import cluster, partition_leaders
-from http_api.client.calls import (
-    ApiError,
-    Call,
-    ClientError,
-    Request,
-    UnreachableError,
-    read_one,
-    v3_path,
-)
+from http_api.client.calls import Call, Request, read_one, v3_path
+from http_api.client.client_errors import ApiError, QuorumlogError, UnreachableError
 from http_api.client.producer import (
     RETRIABLE_CODE,
     NewRecord,
@@ -204,11 +197,13 @@ class Sequencer:
         sender.failed(batch, KafkaError(code, row.error, outcome=row.outcome))
 
     @staticmethod
-    def report_failure(sender: SequencedSender, batch: InFlightBatch, error: ClientError) -> None:
+    def report_failure(
+        sender: SequencedSender, batch: InFlightBatch, error: QuorumlogError
+    ) -> None:
         """Pass the failure of a whole request to the sender."""
         code, outcome = ErrorCode.LEADER_NOT_AVAILABLE, error.outcome
         if isinstance(error, ApiError) and error.status < 500:
-            code = _REFUSAL_CODES.get(error.code, ErrorCode.INVALID_REQUEST)
+            code = _REFUSAL_CODES.get(error.code or 0, ErrorCode.INVALID_REQUEST)
         elif isinstance(error, UnreachableError):
             outcome = Outcome.NOT_WRITTEN
         sender.failed(batch, KafkaError(code, str(error), outcome=outcome))
@@ -273,7 +268,7 @@ class Producer:
             )
         elif self._sequencer.needs_leaders(records, time.monotonic()):
             self._sequencer.postpone_leaders(time.monotonic())
-            with contextlib.suppress(ClientError):  # the records find out by themselves
+            with contextlib.suppress(QuorumlogError):  # the records find out by themselves
                 has_leader = self._client.run(partition_leaders(self._topic), retry_s=0.0)
                 self._sequencer.learn_leaders(has_leader, time.monotonic())
         return _in_order(
@@ -292,7 +287,7 @@ class Producer:
         while not report:
             if sender.needs_producer_id:
                 # A failure can be retried later: there are 100 epochs left, and sends are waiting.
-                with contextlib.suppress(ClientError):
+                with contextlib.suppress(QuorumlogError):
                     call = new_producer_id(self._cluster_id)
                     sender.spare_producer_id = self._client.run(call, retry_s=0.0)
             batch = sender.due()
@@ -300,7 +295,7 @@ class Producer:
                 attempt = sequencer.call(batch, time.monotonic())
                 try:
                     outcomes = self._client.run(attempt, retry_s=0.0)
-                except ClientError as error:
+                except QuorumlogError as error:
                     sequencer.report_failure(sender, batch, error)
                 else:
                     sequencer.receive_outcomes(sender, batch, outcomes)
@@ -377,7 +372,7 @@ class AsyncProducer:
 
     async def _learn_leaders(self, sequencer: Sequencer) -> None:
         """Learn the leaders beside the sends, whose order this must not change."""
-        with contextlib.suppress(ClientError):
+        with contextlib.suppress(QuorumlogError):
             has_leader = await self._client.run(partition_leaders(self._topic), retry_s=0.0)
             sequencer.learn_leaders(has_leader, asyncio.get_running_loop().time())
 
@@ -403,7 +398,7 @@ class AsyncProducer:
         """
         try:
             sender.spare_producer_id = await self._client.run(new_producer_id(self._cluster_id))
-        except ClientError:
+        except QuorumlogError:
             await asyncio.sleep(PAUSE_S)
         self._senders_awaiting_id.discard(sender)
         self._expire(sender)
@@ -414,7 +409,7 @@ class AsyncProducer:
         call = sequencer.call(batch, asyncio.get_running_loop().time())
         try:
             outcomes = await self._client.run(call, retry_s=0.0)
-        except ClientError as error:
+        except QuorumlogError as error:
             sequencer.report_failure(sender, batch, error)
             if sender.has_failed:
                 await asyncio.sleep(PAUSE_S)

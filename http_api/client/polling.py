@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from http_api.client.calls import (
-    Answer,
-    Call,
-    ProtocolError,
-    Request,
-    decompress_frames,
-    v3_path,
-)
+from http_api.client.calls import Answer, Call, Request, decompress_frames, v3_path
+from http_api.client.client_errors import ProtocolError
 from http_api.client.consumer import NETWORK_MARGIN_S, OVER_BYTES
 from http_api.contract.media_types import NDJSON, PAGES, ZSTD
 

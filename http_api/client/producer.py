@@ -14,17 +14,8 @@ from dataclasses import dataclass
 
 import orjson
 
-from http_api.client.calls import (
-    Answer,
-    ApiError,
-    Call,
-    ClientError,
-    ProtocolError,
-    Request,
-    UnreachableError,
-    error_of,
-    path_of,
-)
+from http_api.client.calls import Answer, Call, Request, error_of, path_of
+from http_api.client.client_errors import ApiError, ProtocolError, QuorumlogError, UnreachableError
 from http_api.client.routes import Attempts, Backoff, Routes, attempts_at
 from http_api.client.transport import DEFAULT_RETRY_S, Client
 from http_api.contract.errors import RestCode
@@ -178,7 +169,7 @@ def produce_attempts(  # noqa: PLR0913 one argument an option
         )
         try:
             rows = yield from attempts_at(call, routes, now_s, retry_s=0.0, wait_s=wait_s)
-        except ClientError as error:
+        except QuorumlogError as error:
             is_refused = isinstance(error, ApiError) and error.status < 500
             is_first = isinstance(error, UnreachableError) and not routes.has_answered
             if is_refused or (must_answer and is_first):

@@ -13,15 +13,8 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from http_api.client.calls import (
-    Answer,
-    Call,
-    ClientError,
-    OutcomeUnknownError,
-    Request,
-    UnreachableError,
-    error_of,
-)
+from http_api.client.calls import Answer, Call, Request, error_of
+from http_api.client.client_errors import OutcomeUnknownError, QuorumlogError, UnreachableError
 from raft_metadata.common.errors import Outcome
 
 T = TypeVar("T")
@@ -133,7 +126,8 @@ Attempts = Generator[Attempt, Answer, T]
 """Attempts to make one after the other, and the result that they lead to.
 
 The client sends the `Answer` of each into the generator, or throws the `AttemptError` or
-`ClientError` that it ended with; at last the generator returns the result or raises `ClientError`.
+`QuorumlogError` that it ended with; at last the generator returns the result or raises a
+`QuorumlogError`.
 """
 
 
@@ -169,7 +163,7 @@ class Exchange:
 
     `attempts_at` has the request sent to `url` and calls exactly one of `receive_answer`,
     `report_not_sent` and `report_lost`. They return the seconds to wait before the next attempt, or
-    None if the answer is final, or raise a `ClientError`.
+    None if the answer is final, or raise a `QuorumlogError`.
     """
 
     def __init__(self, routes: Routes, request: Request, now_s: float, retry_s: float) -> None:
@@ -211,7 +205,7 @@ class Exchange:
             raise error
         return self._next_broker(error, now_s, allowed=True)
 
-    def _next_broker(self, error: ClientError, now_s: float, *, allowed: bool) -> float:
+    def _next_broker(self, error: QuorumlogError, now_s: float, *, allowed: bool) -> float:
         self._routes.report_failure(self._request, self.url)
         del self._candidates[0]
         if self._candidates:
@@ -220,7 +214,7 @@ class Exchange:
             raise self._unreachable()
         return self._next_round(error, now_s)
 
-    def _next_round(self, error: ClientError, now_s: float) -> float:
+    def _next_round(self, error: QuorumlogError, now_s: float) -> float:
         wait_s = self._backoff.next_s(now_s)
         if wait_s is None:
             raise error

@@ -20,16 +20,8 @@ from urllib.parse import urlsplit
 import msgspec
 import orjson
 
-from http_api.client.calls import (
-    Answer,
-    ApiError,
-    Call,
-    ProtocolError,
-    Request,
-    UnreachableError,
-    error_of,
-    v3_path,
-)
+from http_api.client.calls import Answer, Call, Request, error_of, v3_path
+from http_api.client.client_errors import ApiError, ProtocolError, UnreachableError
 from http_api.client.routes import Backoff, Routes
 from http_api.contract.media_types import NDJSON
 

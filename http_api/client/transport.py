@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from http_api.client.calls import Answer, Call, ClientError, Request, decode_answer
+from http_api.client.calls import Answer, Call, Request, decode_answer
+from http_api.client.client_errors import QuorumlogError
 from http_api.client.routes import (
     AttemptError,
     Attempts,
@@ -46,7 +47,7 @@ class Client:
         self._connections: dict[str, http.client.HTTPConnection] = {}
 
     def run(self, call: Call[T], *, retry_s: float | None = None) -> T:
-        """Run a call and return its result; raises `ClientError`.
+        """Run a call and return its result; raises `QuorumlogError`.
 
         Calls about a partition go to its leader once that is known. An attempt is repeated, for up
         to ``retry_s`` seconds, only if it certainly had no effect or may be repeated.
@@ -55,7 +56,7 @@ class Client:
         return self.drive(attempts_at(call, self.routes, time.monotonic, retry_s=retry_s))
 
     def drive(self, attempts: Attempts[T]) -> T:
-        """Make the attempts one after the other and return their result; raises `ClientError`."""
+        """Make the attempts one by one and return their result; raises `QuorumlogError`."""
         try:
             attempt = next(attempts)
             while True:
@@ -63,7 +64,7 @@ class Client:
                     time.sleep(attempt.wait_s)
                 try:
                     answer = self._send(attempt.url, attempt.request)
-                except (AttemptError, ClientError) as error:
+                except (AttemptError, QuorumlogError) as error:
                     attempt = attempts.throw(error)
                 else:
                     attempt = attempts.send(answer)

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from http_api.node.exits import EXIT_STORAGE, ConfigError, NodeExit
+from http_api.node.exits import EXIT_STORAGE, NodeConfigError, NodeExit
 from http_api.node.node_config import Address, parse_address
 from raft_metadata.common.disk import Disk, replace_file
 from raft_metadata.common.ids import ClusterId
@@ -57,7 +57,7 @@ def scheme_addresses(role: str, index: int, base: int) -> NodeAddresses:
         http, inner = base + CONTROLLER_HTTP_OFFSET + index, base + RAFT_OFFSET + index
     if inner > MAX_PORT:
         msg = f"--port {base}: {role} {node_id} would need port {inner}, above {MAX_PORT}"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     return NodeAddresses(role, node_id, Address(LOOPBACK, http), Address(LOOPBACK, inner))
 
 
@@ -67,7 +67,7 @@ def free_addresses(role: str, index: int, taken: set[int]) -> NodeAddresses:
     try:
         ports = [free_port(taken) for _ in range(2)]
     except OSError as error:
-        raise ConfigError(error.strerror or str(error)) from error
+        raise NodeConfigError(error.strerror or str(error)) from error
     taken.update(ports)
     http, inner = (Address(LOOPBACK, port) for port in ports)
     return NodeAddresses(role, node_id, http, inner)
@@ -189,7 +189,7 @@ def read_cluster_file(data_dir: Path) -> ClusterDescription | None:
         )
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, ConfigError) as error:
+    except (ValueError, KeyError, TypeError, NodeConfigError) as error:
         msg = f"{path} is damaged: {error!r}"
         raise NodeExit(EXIT_STORAGE, msg) from None
 

@@ -26,7 +26,7 @@ from http_api.node.cluster_file import (
     read_cluster_file,
     scheme_addresses,
 )
-from http_api.node.exits import EXIT_PORT_IN_USE, EXIT_STORAGE, ConfigError, NodeExit
+from http_api.node.exits import EXIT_PORT_IN_USE, EXIT_STORAGE, NodeConfigError, NodeExit
 from http_api.node.formatting import (
     add_brokers,
     format_new_cluster,
@@ -68,13 +68,13 @@ def check_numbers(options: UpOptions) -> None:
     if options.controllers is not None and options.controllers not in CONTROLLER_COUNTS:
         expected = ", ".join(str(count) for count in CONTROLLER_COUNTS)
         msg = f"--controllers {options.controllers}: expected one of {expected}"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     if options.brokers is not None and not 1 <= options.brokers <= MAX_BROKERS:
         msg = f"--brokers {options.brokers}: expected 1 to {MAX_BROKERS}"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     if options.port is not None and not 0 <= options.port <= MAX_PORT:
         msg = f"--port {options.port}: expected 0 to {MAX_PORT}"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
 
 
 def check_same_cluster(options: UpOptions, held: ClusterDescription) -> None:
@@ -82,15 +82,15 @@ def check_same_cluster(options: UpOptions, held: ClusterDescription) -> None:
     if options.controllers not in (None, len(held.controllers)):
         msg = f"--controllers {options.controllers}: {options.data_dir} holds a cluster with"
         msg += f" {len(held.controllers)} controllers, which can't be changed"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     if options.brokers is not None and options.brokers < len(held.brokers):
         msg = f"--brokers {options.brokers}: {options.data_dir} holds a cluster with"
         msg += f" {len(held.brokers)} brokers, and brokers are not removed"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     first = listening_addresses(held.brokers[0]).http.port
     if options.port not in (None, 0, first):
         msg = f"--port {options.port}: {options.data_dir} holds a cluster on port {first}"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
 
 
 def plan_new(options: UpOptions) -> tuple[list[NodeAddresses], list[NodeAddresses]]:

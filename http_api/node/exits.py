@@ -26,7 +26,7 @@ class NodeExit(Exception):  # noqa: N818 it ends a process; it is not always an 
         """True if the folder's content is lost or damaged, so that starting again cannot help."""
 
 
-class ConfigError(NodeExit):
+class NodeConfigError(NodeExit):
     """An invalid key or value; the message names the key, the value and the expectation."""
 
     def __init__(self, message: str) -> None:
@@ -38,4 +38,4 @@ def port_in_use(address: str, holder: str, error: OSError) -> NodeExit:
     if error.errno == errno.EADDRINUSE:
         port = address.rpartition(":")[2]
         return NodeExit(EXIT_PORT_IN_USE, f"port {port} is in use: {holder} can't bind {address}")
-    return ConfigError(f"{holder} can't bind {address}: {error.strerror or error}")
+    return NodeConfigError(f"{holder} can't bind {address}: {error.strerror or error}")

@@ -39,7 +39,7 @@ from broker.config import (
 from http_api.contract.foreign_pages import TrustedHosts
 from http_api.contract.forwarding import NO_PROXIES, TrustedProxies
 from http_api.contract.origins import parse_authority
-from http_api.node.exits import ConfigError
+from http_api.node.exits import NodeConfigError
 from raft_metadata.common.configs.rows import (
     ConfigRow,
     ConfigValue,
@@ -72,12 +72,12 @@ class Setting:
     row: ConfigRow
 
     def check(self, value: object, origin: str) -> SettingValue:
-        """Return the value if type and range fit this setting; else raise `ConfigError`."""
+        """Return the value if type and range fit this setting; else raise `NodeConfigError`."""
         if self.row.allows(value):
             assert isinstance(value, bool | int | float | str)
             return value
         msg = f"{origin}: {self.section}.{self.row.key} = {value!r}, expected {self.row.expected}"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
 
     def parse(self, text: str, origin: str) -> SettingValue:
         """Return the checked value of an environment variable or a ``--set``."""
@@ -113,7 +113,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def find_setting(key: str, origin: str) -> Setting:
     """Return the setting ``key`` or ``section.key``, with dots or underscores in the key.
 
-    Raises `ConfigError`, which names the nearest key.
+    Raises `NodeConfigError`, which names the nearest key.
     """
     section, dot, rest = key.partition(".")
     wanted = rest if dot and section in SETTING_SECTIONS else key
@@ -122,7 +122,7 @@ def find_setting(key: str, origin: str) -> Setting:
         return setting
     hint = nearest(wanted.replace(".", "_"), BY_NAME)
     msg = f"{origin}: unknown key {key!r}, the nearest is {hint!r}"
-    raise ConfigError(msg)
+    raise NodeConfigError(msg)
 
 
 def split_assignment(text: str) -> tuple[str, str]:
@@ -130,7 +130,7 @@ def split_assignment(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         msg = f"--set {text!r}: expected key=value"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     return key.strip(), value.strip()
 
 
@@ -298,13 +298,13 @@ def trusted_hosts(config: NodeConfig) -> TrustedHosts:
 
 
 def parse_address(value: object, origin: str) -> Address:
-    """Return ``host:port`` with a port from 1 to 65535 as an address, or raise ConfigError."""
+    """Return ``host:port`` with a port from 1 to 65535 as an address, or raise NodeConfigError."""
     host, colon, port = str(value).rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536:
         return Address(host, int(port))
     msg = f"{origin} = {value!r}, expected host:port"
-    raise ConfigError(msg)
+    raise NodeConfigError(msg)
 
 
 def load_node_config(
@@ -333,16 +333,16 @@ def read_config_file(path: Path) -> dict[str, dict[str, Any]]:
             table = tomllib.load(file)
     except FileNotFoundError:
         msg = f"no configuration file {path}"
-        raise ConfigError(msg) from None
+        raise NodeConfigError(msg) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         msg = f"{path}: {error}"
-        raise ConfigError(msg) from None
+        raise NodeConfigError(msg) from None
     for section, keys in table.items():
         if section not in SECTIONS:
             raise _unknown_section(section, str(path))
         if not isinstance(keys, dict):
             msg = f"{path}: {section} = {keys!r}, expected a section [{section}]"
-            raise ConfigError(msg)
+            raise NodeConfigError(msg)
     result = {section: dict(table.get(section, {})) for section in SECTIONS}
     result["dial"] = _flat_dial(result["dial"])
     for section, keys in result.items():
@@ -365,9 +365,9 @@ def overlay_environment(table: dict[str, dict[str, Any]], environment: Mapping[s
         _assign(table, f"{section}.{key.lower()}", value, name)
 
 
-def _unknown_section(section: str, origin: str) -> ConfigError:
+def _unknown_section(section: str, origin: str) -> NodeConfigError:
     hint = repr(nearest(section, SECTIONS))
-    return ConfigError(f"{origin}: unknown section {section!r}, the nearest is {hint}")
+    return NodeConfigError(f"{origin}: unknown section {section!r}, the nearest is {hint}")
 
 
 def _assign(table: dict[str, dict[str, Any]], key: str, value: str, origin: str) -> None:
@@ -391,7 +391,7 @@ def _inline_table(text: str, origin: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         msg = f'{origin} = {text!r}, expected {{http = "host:port", raft = "host:port"}}'
-        raise ConfigError(msg) from None
+        raise NodeConfigError(msg) from None
 
 
 def _flat_dial(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -410,13 +410,13 @@ def _check_key(section: str, key: str, origin: str) -> None:
         case "controllers":
             if not key.isdigit():
                 msg = f"{origin}: controllers.{key}, expected the id of a controller"
-                raise ConfigError(msg)
+                raise NodeConfigError(msg)
             return
         case "dial":
             if _DIAL_KEY.fullmatch(key) is None:
                 msg = f"{origin}: dial.{key}, expected a name like broker-2.peer,"
                 msg += " broker-2.http, controller-101.http or controller-101.raft"
-                raise ConfigError(msg)
+                raise NodeConfigError(msg)
             return
         case "node":
             known: Sequence[str] = _NODE_KEYS
@@ -432,7 +432,7 @@ def _check_key(section: str, key: str, origin: str) -> None:
             known = [name for name, row in BY_NAME.items() if row.section == section]
     if key not in known:
         msg = f"{origin}: unknown key {section}.{key}, the nearest is {nearest(key, known)!r}"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
 
 
 def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> NodeConfig:
@@ -442,12 +442,12 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
     for key in ("id", "role", "cluster_id", "data_dir"):
         if key not in node:
             msg = f"{origin}: node.{key} is missing"
-            raise ConfigError(msg)
+            raise NodeConfigError(msg)
     role = _one_of(node["role"], ROLES, f"{origin}: node.role")
     node_id = node["id"]
     if not isinstance(node_id, int) or isinstance(node_id, bool) or node_id < 1:
         msg = f"{origin}: node.id = {node_id!r}, expected a whole number from 1 on"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     inner = "peer" if role == "broker" else "raft"
     listeners = {
         key: value for key, value in table["listeners"].items() if key not in _LISTENER_LISTS
@@ -459,7 +459,7 @@ def build_node_config(table: Mapping[str, Mapping[str, Any]], path: Path) -> Nod
     controllers = _controllers(table["controllers"], origin)
     if role == "controller" and node_id not in controllers:
         msg = f"{origin}: node.id = {node_id}, expected one of [controllers]: {sorted(controllers)}"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     values = _checked_settings(table, origin)
     dial = {
         key: parse_address(address, f"{origin}: dial.{key}")
@@ -502,18 +502,18 @@ def _one_of(value: object, choices: Sequence[str], origin: str) -> str:
     if isinstance(value, str) and value in choices:
         return value
     msg = f"{origin} = {value!r}, expected {' or '.join(choices)}"
-    raise ConfigError(msg)
+    raise NodeConfigError(msg)
 
 
 def _addresses(table: Mapping[str, Any], inner: str, origin: str) -> tuple[Address, Address]:
     for key in table:
         if key not in ("http", inner):
             msg = f"{origin}.{key}: this role has http and {inner} only"
-            raise ConfigError(msg)
+            raise NodeConfigError(msg)
     for key in ("http", inner):
         if key not in table:
             msg = f"{origin}.{key} is missing"
-            raise ConfigError(msg)
+            raise NodeConfigError(msg)
     return (
         parse_address(table["http"], f"{origin}.http"),
         parse_address(table[inner], f"{origin}.{inner}"),
@@ -525,7 +525,7 @@ def _hosts(value: object, origin: str) -> tuple[str, ...]:
     if names is not None and all(map(_HOST_NAME.fullmatch, names)):
         return names
     msg = f"{origin} = {value!r}, expected a list of at most {HOSTS_MAX} host names,"
-    raise ConfigError(msg + ' such as ["log.example.com", "log.example.com:8443"]')
+    raise NodeConfigError(msg + ' such as ["log.example.com", "log.example.com:8443"]')
 
 
 def _proxies(value: object, origin: str) -> TrustedProxies:
@@ -534,7 +534,7 @@ def _proxies(value: object, origin: str) -> TrustedProxies:
         if names is not None:
             return TrustedProxies(tuple(map(ipaddress.ip_network, names)))
     msg = f"{origin} = {value!r}, expected a list of at most {HOSTS_MAX} networks or IP addresses,"
-    raise ConfigError(msg + ' such as ["10.0.0.0/8", "127.0.0.1", "fd00::/8"]')
+    raise NodeConfigError(msg + ' such as ["10.0.0.0/8", "127.0.0.1", "fd00::/8"]')
 
 
 def _texts(value: object) -> tuple[str, ...] | None:
@@ -552,13 +552,13 @@ def _texts(value: object) -> tuple[str, ...] | None:
 def _controllers(table: Mapping[str, Any], origin: str) -> dict[int, ControllerAddresses]:
     if not table:
         msg = f"{origin}: [controllers] is empty, expected the id and addresses of every controller"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     result = {}
     for key, value in table.items():
         name = f"{origin}: controllers.{key}"
         if not isinstance(value, dict) or set(value) != {"http", "raft"}:
             msg = f'{name} = {value!r}, expected {{http = "host:port", raft = "host:port"}}'
-            raise ConfigError(msg)
+            raise NodeConfigError(msg)
         result[int(key)] = ControllerAddresses(
             http=parse_address(value["http"], f"{name}.http"),
             raft=parse_address(value["raft"], f"{name}.raft"),
@@ -574,7 +574,7 @@ def _tls(table: Mapping[str, Any], path: Path) -> TlsFiles | None:
         if not isinstance(table.get(key), str) or not table[key]:
             msg = f"{path}: tls.{key} = {table.get(key)!r}, expected a file such as {meaning};"
             msg += f" [tls] needs {', '.join(_TLS_HINTS)}"
-            raise ConfigError(msg)
+            raise NodeConfigError(msg)
     files = {key: (path.parent / table[key]).absolute() for key in _TLS_HINTS}
     return TlsFiles(ca=files["ca"], certificate=files["certificate"], key=files["key"])
 
@@ -590,12 +590,12 @@ def _access(table: Mapping[str, Any], data_dir: Path, origin: str) -> AccessLogC
             continue
         if type(value) is not int or not least <= value <= most:
             msg = f"{origin}.{key} = {table[key]!r}, expected a whole number from {least} to {most}"
-            raise ConfigError(msg)
+            raise NodeConfigError(msg)
         numbers[key.removeprefix("access_")] = value
     file = table.get("access_file", ACCESS_FILE)
     if not isinstance(file, str) or not file or "\0" in file:
         msg = f"{origin}.access_file = {file!r}, expected the path of a file"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     mode = _one_of(table.get("access", ACCESS_ERRORS), ACCESS_MODES, f"{origin}.access")
     return AccessLogConfig(mode=mode, file=(data_dir / file).absolute(), **numbers)
 
@@ -635,7 +635,7 @@ def complete_settings(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
         what = "the session, or broker_disconnect_grace_ms if that is less"
         lag = values["replica_lag_time_max_ms"]
         msg = f"{origin}: replica_lag_time_max_ms = {lag}, expected at least {proof_ms} ({what})"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     # A cluster that can never acknowledge is refused, not started (rule M8).
     replicas = values["default_replication_factor"]
     _at_most(values, "min_insync_replicas", replicas, "default_replication_factor", origin)
@@ -652,7 +652,7 @@ def complete_settings(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
 def _at_most(values: Mapping[str, Any], name: str, limit: int, what: str, origin: str) -> None:
     if values[name] > limit:
         msg = f"{origin}: {name} = {values[name]}, expected at most {limit} ({what})"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
 
 
 def _section(kind: type[_Section], values: Mapping[str, Any]) -> _Section:
@@ -671,7 +671,7 @@ def _refuse_public_bind(config: NodeConfig) -> None:
             msg += " [tls] names no ca, certificate and key: set them, bind 127.0.0.1"
         else:
             msg += " there is no TLS and no authentication for it yet: bind 127.0.0.1"
-        raise ConfigError(msg + " or say --insecure")
+        raise NodeConfigError(msg + " or say --insecure")
 
 
 def render_config(table: Mapping[str, Mapping[str, Any]]) -> str:

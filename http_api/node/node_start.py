@@ -32,7 +32,7 @@ from http_api.node.exits import (
     EXIT_BROKEN_INVARIANT,
     EXIT_KILLED,
     EXIT_STORAGE,
-    ConfigError,
+    NodeConfigError,
     NodeExit,
     port_in_use,
 )
@@ -208,7 +208,7 @@ def opened_node(
     config = load_node_config(path, os.environ, overrides, insecure=insecure)
     if config.role != role:
         msg = f"{path}: node.role = {config.role!r}, expected {role!r} for this command"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     set_up_logging(config.name, config.log_level, "json" if json_log else config.log_format)
     if not config.data_dir.is_dir():
         msg = f"{config.data_dir} is missing: this node was never formatted, or its disk is gone"
@@ -235,7 +235,7 @@ def node_exits() -> Iterator[None]:
         if isinstance(first, NodeExit):
             raise first from None
         ending = exit_for(first)
-        if not isinstance(ending, ConfigError):  # its message is complete
+        if not isinstance(ending, NodeConfigError):  # its message is complete
             # A damaged file is no bug and needs no stack trace: its message is complete, too.
             trace = None if isinstance(first, StorageError) else first
             _log.critical("node failed error=%r", first, exc_info=trace)
@@ -245,7 +245,7 @@ def node_exits() -> Iterator[None]:
 def exit_for(error: BaseException) -> NodeExit:
     """Return the exit for an error that no other code has handled."""
     if isinstance(error, KafkaError) and error.code is ErrorCode.INVALID_CONFIG:
-        return ConfigError(error.message)
+        return NodeConfigError(error.message)
     if isinstance(error, (StorageError, OSError)):
         return NodeExit(EXIT_STORAGE, str(error), is_damage=isinstance(error, CorruptionError))
     return NodeExit(EXIT_BROKEN_INVARIANT, f"{type(error).__name__}: {error}")

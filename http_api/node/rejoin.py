@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from http_api.node.exits import EXIT_LOCKED, EXIT_NOT_READY, EXIT_STORAGE, ConfigError, NodeExit
+from http_api.node.exits import EXIT_LOCKED, EXIT_NOT_READY, EXIT_STORAGE, NodeConfigError, NodeExit
 from http_api.node.formatting import RAFT_FOLDER, random_id
 from http_api.node.node_config import Address, NodeConfig, load_node_config
 from http_api.node.node_folder import PID_FILE, FolderLock, NodeMeta, make_directory, write_meta
@@ -62,7 +62,7 @@ def rejoin_controller(path: Path, environment: Mapping[str, str]) -> NodeMeta:
     config = load_node_config(path, environment)
     if config.role != "controller":
         msg = f"{path}: node.role = {config.role!r}, only a controller rejoins"
-        raise ConfigError(msg)
+        raise NodeConfigError(msg)
     make_directory(config.data_dir)
     lock = _locked(config)
     try:

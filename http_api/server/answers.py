@@ -19,7 +19,7 @@ import orjson
 from aiohttp import hdrs, web
 from typing_extensions import override
 
-from broker.log.read_positions import LogTruncatedError
+from broker.log.read_positions import PositionTruncatedError
 from http_api.contract.errors import (
     REST_STATUS,
     RETRY_LATER,
@@ -190,7 +190,7 @@ def read_error(error: Exception) -> bytes:
 def _kafka_error(request: web.Request, error: KafkaError) -> web.Response:
     status, code = REST_STATUS[error.code]
     if status < 500:
-        headers = diverging_headers(error) if isinstance(error, LogTruncatedError) else None
+        headers = diverging_headers(error) if isinstance(error, PositionTruncatedError) else None
         return reply(envelope(code, error.message), error_type(request), status, headers)
     outcome = Outcome.NOT_WRITTEN if _is_pure_read(request) else error.outcome
     body = failure_envelope(code, error.message, retriable=error.code.retriable, outcome=outcome)
@@ -198,7 +198,7 @@ def _kafka_error(request: web.Request, error: KafkaError) -> web.Response:
     return reply(body, error_type(request), status, RETRY_LATER if status == 503 else None)
 
 
-def diverging_headers(error: LogTruncatedError) -> dict[str, str]:
+def diverging_headers(error: PositionTruncatedError) -> dict[str, str]:
     """Return the headers that say where a reader may go on (KIP-320)."""
     return {
         "Quorumlog-Diverging-Offset": str(error.divergence.offset),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from aiohttp import hdrs, web
 
-from broker.log.read_positions import LogTruncatedError
+from broker.log.read_positions import PositionTruncatedError
 from broker.server.requests import FetchRequest
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.event_stream import EVENT_STREAM, LAST_EVENT_ID
@@ -375,7 +375,7 @@ class Tail:
 def _error_line(error: Exception) -> bytes:
     """Return the envelope of the error that ends a tail; a cut log names where it differs."""
     body = read_error(error)
-    if isinstance(error, LogTruncatedError):
+    if isinstance(error, PositionTruncatedError):
         diverging = {
             "diverging_offset": error.divergence.offset,
             "diverging_epoch": error.divergence.epoch,

@@ -8,10 +8,10 @@ statuses live in ``http_api.contract.errors`` only.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 
 
-class Outcome(Enum):
+class Outcome(StrEnum):
     """The effect of a write that failed: surely none, or unknown. Chaos checkers classify by it."""
 
     NOT_WRITTEN = "not_written"

@@ -82,7 +82,7 @@ _OMITTED_DEFAULTS: Mapping[str, object] = {
 """Defaults that are left out of a partition's JSON; nearly every record saves 90 bytes by it."""
 
 
-class UnreadableRecordError(ValueError):
+class UnreadableMetadataError(ValueError):
     """A record of a type or version that this node does not know, or a value that is no record."""
 
 
@@ -101,19 +101,19 @@ def encode_record(record: MetadataRecord) -> bytes:
 def decode_record(value: object) -> MetadataRecord:
     """Return the record of a parsed JSON value.
 
-    Raises `UnreadableRecordError`, and `NewerVersionError` for a feature level above the supported
-    one.
+    Raises `UnreadableMetadataError`, and `NewerVersionError` for a feature level above the
+    supported one.
     """
     if not isinstance(value, dict):
-        raise UnreadableRecordError(f"a record is an object, got {type(value).__name__}")
+        raise UnreadableMetadataError(f"a record is an object, got {type(value).__name__}")
     cls = RECORD_TYPES.get(value.get("type", ""))
     if cls is None or value.get("v") != RECORD_VERSION:
         kind = f"type={value.get('type')!r} v={value.get('v')!r}"
-        raise UnreadableRecordError(f"unknown record {kind}: is this node too old?")
+        raise UnreadableMetadataError(f"unknown record {kind}: is this node too old?")
     try:
         record = msgspec.convert(value, cls)
     except msgspec.ValidationError as error:
-        raise UnreadableRecordError(f"{value['type']}: {error}") from error
+        raise UnreadableMetadataError(f"{value['type']}: {error}") from error
     if isinstance(record, FeatureLevelRecord):
         # It precedes every record that it allows, so the log is refused before those are read.
         check_supported(record.level)
@@ -138,12 +138,12 @@ def encode_batch(
 def decode_batch(payload: bytes) -> MetadataBatch:
     """Return the batch of this JSON; keeps ``payload`` so that it is never encoded again.
 
-    Raises `UnreadableRecordError`.
+    Raises `UnreadableMetadataError`.
     """
     try:
         return replace(_batch(orjson.loads(payload)), encoded=payload)
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise UnreadableRecordError(f"not a batch of records: {error!r}") from error
+        raise UnreadableMetadataError(f"not a batch of records: {error!r}") from error
 
 
 def encode_snapshot(snapshot: MetadataSnapshot) -> bytes:
@@ -184,7 +184,7 @@ def from_json(payload: bytes, cls: type[T]) -> T:
             return cast(T, _snapshot(value))
         return msgspec.convert(value, cls, str_keys=True)
     except (ValueError, KeyError, TypeError) as error:
-        # Covers orjson.JSONDecodeError, msgspec.ValidationError and UnreadableRecordError.
+        # Covers orjson.JSONDecodeError, msgspec.ValidationError and UnreadableMetadataError.
         message = f"malformed {cls.__name__}: {error}"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message) from error
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from chaos.cluster import quorumlog_command
-from http_api.client.calls import ClientError
+from http_api.client.client_errors import QuorumlogError
 from http_api.client.group_consumer import GroupConsumer
 from http_api.client.groups import InstanceSettings, Place
 from http_api.client.transport import Client
@@ -57,7 +57,7 @@ class Member:
                     records = consumer.poll(wait_ms=300, max_bytes=BATCH_BYTES)
                     self.read += [(record.partition, record.offset) for record in records]
                     consumer.commit()
-                except ClientError as error:  # said to the caller, who goes on
+                except QuorumlogError as error:  # said to the caller, who goes on
                     self.errors.append(str(error))
             if self.leave:
                 consumer.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import orjson
 
 from broker.log.leader_epoch_cache import LeaderEpochCache
-from broker.log.read_positions import LogTruncatedError, find_divergence, next_epoch
+from broker.log.read_positions import PositionTruncatedError, find_divergence, next_epoch
 from broker.record.batch import HEADER_SIZE, BatchSlice, RecordFormat, parse_header
 from broker.record.compression import ZSTD, PackedSlice, lines_of, pack
 from broker.record.lines import encode_batches, key_view, oversized
@@ -480,7 +480,7 @@ class FakeBrokerApis:
         if request.leader_epoch != UNKNOWN_EPOCH:
             divergence = find_divergence(log, offset, request.leader_epoch)
             if divergence is not None:
-                raise LogTruncatedError(offset, request.leader_epoch, divergence)
+                raise PositionTruncatedError(offset, request.leader_epoch, divergence)
         if not log.start <= offset <= log.end:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -525,7 +525,7 @@ class FakeBrokerApis:
             if row.leader_epoch != UNKNOWN_EPOCH:
                 divergence = find_divergence(log, row.offset, row.leader_epoch)
                 if divergence is not None:
-                    raise LogTruncatedError(row.offset, row.leader_epoch, divergence)
+                    raise PositionTruncatedError(row.offset, row.leader_epoch, divergence)
             if not log.start <= row.offset <= log.end:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         except KafkaError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.log.read_positions import Divergence, DivergenceCause, LogTruncatedError
+from broker.log.read_positions import Divergence, DivergenceCause, PositionTruncatedError
 from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.server import peer_codec
@@ -107,7 +107,7 @@ async def test_invariant_g16_a_position_of_another_log_is_refused_with_proof_of_
     here.manager.on_metadata_update(image(3, (ME,)))
     await here.local.append(records(2, ACKS_LEADER))
     position = dataclasses.replace(read(5), leader_epoch=1)
-    with pytest.raises(LogTruncatedError) as caught:
+    with pytest.raises(PositionTruncatedError) as caught:
         await here.local.fetch(position)
     assert caught.value.divergence == Divergence(DivergenceCause.TRUNCATED, 4, 1)
     assert here.local.fetch_directly(HERE, 5, 1_000, leader_epoch=1) is None

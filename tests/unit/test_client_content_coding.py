@@ -6,7 +6,8 @@ import pytest
 import zstandard
 
 from http_api.client import consumer
-from http_api.client.calls import Answer, ProtocolError, Request, decode_answer
+from http_api.client.calls import Answer, Request, decode_answer
+from http_api.client.client_errors import ProtocolError
 
 LINES = b'{"offset":1,"key":null,"value":1}\n' * 100
 FRAME = zstandard.compress(LINES)

@@ -11,15 +11,12 @@ import pytest
 
 from http_api.client import groups
 from http_api.client.async_client import AsyncClient
-from http_api.client.calls import (
-    Answer,
+from http_api.client.calls import Answer, Call, Request, error_of
+from http_api.client.client_errors import (
     ApiError,
-    Call,
-    ClientError,
     OutcomeUnknownError,
-    Request,
+    QuorumlogError,
     UnreachableError,
-    error_of,
 )
 from http_api.client.group_consumer import MAX_NAMES_TRIED, GroupConsumer
 from http_api.client.routes import Exchange, Routes
@@ -53,10 +50,10 @@ class FakeClient:
     """Answers what the script says for a path's end, 204 for all else; notes every request."""
 
     def __init__(self) -> None:
-        self.script: list[tuple[str, Answer | ClientError]] = []
+        self.script: list[tuple[str, Answer | QuorumlogError]] = []
         self.requests: list[Request] = []
 
-    def on(self, end: str, *answers: Answer | ClientError) -> None:
+    def on(self, end: str, *answers: Answer | QuorumlogError) -> None:
         self.script += [(end, answer) for answer in answers]
 
     def run(self, call: Call[T], *, retry_s: float | None = None) -> T:
@@ -65,7 +62,7 @@ class FakeClient:
         for index, (end, answer) in enumerate(self.script):
             if path.endswith(end):
                 del self.script[index]
-                if isinstance(answer, ClientError):
+                if isinstance(answer, QuorumlogError):
                     raise answer
                 return call.parse(answer)
         return call.parse(Answer(status=204))
@@ -117,7 +114,7 @@ def test_a_consumer_commits_received_records_as_the_next_to_read(client: FakeCli
 
 @pytest.mark.parametrize("trouble", [LOST, UNKNOWN, GONE])
 def test_rule_f2_after_a_lost_read_a_new_instance_goes_on_from_the_last_commit(
-    client: FakeClient, trouble: ClientError
+    client: FakeClient, trouble: QuorumlogError
 ) -> None:
     reading = consumer(client)
     client.on("records", records((0, 5)), trouble)

@@ -6,7 +6,8 @@ import orjson
 import pytest
 import zstandard
 
-from http_api.client.calls import Answer, ProtocolError
+from http_api.client.calls import Answer
+from http_api.client.client_errors import ProtocolError
 from http_api.client.polling import PolledPage, PollPosition, PollRefusal, poll
 
 HEAD = {

@@ -7,14 +7,12 @@ import contextlib
 import orjson
 import pytest
 
-from http_api.client.calls import (
-    Answer,
+from http_api.client.calls import Answer, Request, path_of
+from http_api.client.client_errors import (
     ApiError,
     OutcomeUnknownError,
     ProtocolError,
-    Request,
     UnreachableError,
-    path_of,
 )
 from http_api.client.consumer import fetch
 from http_api.client.producer import NewRecord, RecordOutcome, parse_outcomes, produce_attempts

@@ -11,7 +11,8 @@ import pytest
 
 from http_api.client import admin
 from http_api.client.async_client import AsyncClient
-from http_api.client.calls import ApiError, Call, OutcomeUnknownError, Request, UnreachableError
+from http_api.client.calls import Call, Request
+from http_api.client.client_errors import ApiError, OutcomeUnknownError, UnreachableError
 from http_api.client.consumer import ends, fetch, fetch_lines
 from http_api.client.producer import NewRecord, RecordOutcome, send
 from http_api.client.transport import Client, is_readable

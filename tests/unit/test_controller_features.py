@@ -24,7 +24,7 @@ from raft_metadata.records.commands import (
 from raft_metadata.records.feature_levels import FIRST_LEVEL, SUPPORTED_FEATURE_LEVEL
 from raft_metadata.records.records import DrainScope, FeatureLevelRecord
 from raft_metadata.records.serde import (
-    UnreadableRecordError,
+    UnreadableMetadataError,
     decode_batch,
     encode_batch,
     from_json,
@@ -201,7 +201,7 @@ def test_an_unknown_field_is_ignored_and_an_unknown_record_refused() -> None:
     known = b'{"type":"feature_level","v":0,"level":1,"colour":"red"}'
     batch = b'{"base_offset":0,"epoch":1,"time_ms":0,"records":[%b]}'
     assert decode_batch(batch % known).records == (FeatureLevelRecord(level=1),)
-    with pytest.raises(UnreadableRecordError, match="type='teleport'"):
+    with pytest.raises(UnreadableMetadataError, match="type='teleport'"):
         decode_batch(batch % UNHEARD)
 
 

@@ -13,14 +13,8 @@ from typing_extensions import override
 
 from broker.log.producer_state import ProducerStates
 from http_api.client.async_client import AsyncClient
-from http_api.client.calls import (
-    Answer,
-    ApiError,
-    Call,
-    OutcomeUnknownError,
-    UnreachableError,
-    error_of,
-)
+from http_api.client.calls import Answer, Call, error_of
+from http_api.client.client_errors import ApiError, OutcomeUnknownError, UnreachableError
 from http_api.client.idempotent import AsyncProducer, Producer
 from http_api.client.producer import NewRecord, json_text
 from http_api.client.transport import Client

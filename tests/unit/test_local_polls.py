@@ -12,7 +12,7 @@ import pytest
 
 from broker.config import BrokerLimits
 from broker.log.partition_log import PartitionLog
-from broker.log.read_positions import LogTruncatedError
+from broker.log.read_positions import PositionTruncatedError
 from broker.record.batch import BatchSlice
 from broker.server.requests import FetchResult, PollPage
 from raft_metadata.common.disk import Disk
@@ -113,7 +113,7 @@ async def test_a_position_that_is_not_of_this_log_is_told_at_once(here: PolledBr
     poll = poll_of({0: 2, 1: 7, 2: 0}, max_wait_ms=9_000)
     poll.rows[0] = poll.rows[0]._replace(leader_epoch=0)  # type: ignore[index]
     truncated, beyond = await here.routing.poll(poll)
-    assert isinstance(error_of(truncated), LogTruncatedError)
+    assert isinstance(error_of(truncated), PositionTruncatedError)
     assert error_of(beyond).code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.config import AccessLogConfig, BrokerDefaults, BrokerLimits, BrokerTimeouts
-from http_api.node.exits import EXIT_USAGE, ConfigError
+from http_api.node.exits import EXIT_USAGE, NodeConfigError
 from http_api.node.formatting import defaults_for_size
 from http_api.node.node_config import (
     BY_NAME,
@@ -57,7 +57,7 @@ def load(
 
 
 def refused(path: Path, environment: dict[str, str] | None = None, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(NodeConfigError) as caught:
         load(path, environment, *overrides)
     assert caught.value.code == EXIT_USAGE
     return caught.value.message
@@ -341,7 +341,7 @@ def test_each_setting_that_is_given_or_uncommented_is_read_back_as_it_is_written
 def test_addresses() -> None:
     assert str(parse_address("[::1]:80", "x")) == "[::1]:80"
     for text in ("", "host", "host:", ":80", "host:0", "host:65536", "host:8O"):
-        with pytest.raises(ConfigError):
+        with pytest.raises(NodeConfigError):
             parse_address(text, "x")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from http_api.node.cluster_file import NodeAddresses
 from http_api.node.cluster_plan import UpOptions, check_ports, plan_added, plan_new
-from http_api.node.exits import EXIT_PORT_IN_USE, ConfigError, NodeExit
+from http_api.node.exits import EXIT_PORT_IN_USE, NodeConfigError, NodeExit
 
 
 def ports(nodes: list[NodeAddresses]) -> list[tuple[str, int, int]]:
@@ -33,7 +33,7 @@ def test_ports_follow_the_scheme() -> None:
 
 
 def test_a_port_too_high_is_refused_with_what_it_would_need() -> None:
-    with pytest.raises(ConfigError, match="65536"):
+    with pytest.raises(NodeConfigError, match="65536"):
         plan_new(UpOptions(data_dir=Path("x"), port=62_536, controllers=1, brokers=1))
 
 

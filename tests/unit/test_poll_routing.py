@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.log.read_positions import Divergence, DivergenceCause, LogTruncatedError
+from broker.log.read_positions import Divergence, DivergenceCause, PositionTruncatedError
 from broker.record.batch import BatchSlice
 from broker.server.peer_codec import PeerRequestKind, split_body
 from broker.server.poll_messages import (
@@ -327,7 +327,7 @@ def result(slices: list[BatchSlice], next_offset: int = 9) -> FetchResult:
 def test_pages_and_errors_come_back_from_their_bytes() -> None:
     place = TopicIdPartition(TOPIC, PartitionId(0))
     asked = {number: PlacedRow(number, place, 0, -1) for number in range(5)}
-    truncated = LogTruncatedError(9, 4, Divergence(DivergenceCause.DIVERGED, 3, 2))
+    truncated = PositionTruncatedError(9, 4, Divergence(DivergenceCause.DIVERGED, 3, 2))
     answer = LegPages(
         pages=[
             PollPage(3, TOPIC, result([]), ((1, 0), (2, 5))),
@@ -341,7 +341,7 @@ def test_pages_and_errors_come_back_from_their_bytes() -> None:
     assert rows(list(found.pages)) == [3, 1, 0, 2]
     assert found.pages[0] == answer.pages[0]
     told = found.pages[2].found
-    assert isinstance(told, LogTruncatedError)
+    assert isinstance(told, PositionTruncatedError)
     assert (told.divergence, told.position, told.epoch) == (truncated.divergence, 9, 4)
     assert codes(list(found.pages))[2] is ErrorCode.OFFSET_OUT_OF_RANGE
     assert found.unserved[4].code is ErrorCode.NOT_LEADER_OR_FOLLOWER

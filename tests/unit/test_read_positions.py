@@ -14,7 +14,7 @@ from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.read_positions import (
     Divergence,
     DivergenceCause,
-    LogTruncatedError,
+    PositionTruncatedError,
     find_divergence,
     next_epoch,
 )
@@ -96,11 +96,11 @@ def test_rule_r7_a_hole_does_not_hide_a_newer_record_before_the_position() -> No
 
 
 def test_the_error_names_position_cause_and_place() -> None:
-    error = LogTruncatedError(100, 1, Divergence(TRUNCATED, 80, 1))
+    error = PositionTruncatedError(100, 1, Divergence(TRUNCATED, 80, 1))
     assert error.code is ErrorCode.LOG_TRUNCATED
     assert "offset 100 behind a record of leader epoch 1" in error.message
     assert "truncated: that epoch ends here at offset 80" in error.message
-    error = LogTruncatedError(70, 3, Divergence(DIVERGED, 20, 2))
+    error = PositionTruncatedError(70, 3, Divergence(DIVERGED, 20, 2))
     assert "diverged" in error.message
     assert "leader epoch 2, which starts at offset 20" in error.message
 

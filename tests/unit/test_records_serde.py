@@ -53,7 +53,7 @@ from raft_metadata.records.records import (
     TopicRecord,
 )
 from raft_metadata.records.serde import (
-    UnreadableRecordError,
+    UnreadableMetadataError,
     decode_batch,
     decode_record,
     encode_batch,
@@ -214,13 +214,13 @@ def test_an_unknown_field_is_ignored() -> None:
     ],
 )
 def test_a_record_that_is_not_understood_is_never_skipped(value: object) -> None:
-    with pytest.raises(UnreadableRecordError):
+    with pytest.raises(UnreadableMetadataError):
         decode_record(value)
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"{}", b"null", b'{"records":[]}', b"\xff"])
 def test_bytes_that_are_no_batch_are_refused(payload: bytes) -> None:
-    with pytest.raises(UnreadableRecordError):
+    with pytest.raises(UnreadableMetadataError):
         decode_batch(payload)
 
 

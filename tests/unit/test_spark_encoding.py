@@ -20,7 +20,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from http_api.client.calls import Answer, ApiError, Call, ClientError, OutcomeUnknownError
+from http_api.client.calls import Answer, Call
+from http_api.client.client_errors import ApiError, OutcomeUnknownError, QuorumlogError
 from raft_metadata.common.record_placement import partition_for_key
 from spark_source import encoding
 from spark_source.encoding import Chunk, body_of, encode
@@ -271,7 +272,7 @@ class FakeRoutes:
 class FakeClient:
     """Answers in turn: rows of outcomes, or an error."""
 
-    def __init__(self, *answers: list[str] | ClientError) -> None:
+    def __init__(self, *answers: list[str] | QuorumlogError) -> None:
         self.routes = FakeRoutes()
         self.answers = list(answers)
         self.bodies: list[list[int]] = []
@@ -281,7 +282,7 @@ class FakeClient:
         records = orjson.loads(call.request.body)["records"]
         self.bodies.append([record["value"] for record in records])
         answer = self.answers.pop(0)
-        if isinstance(answer, ClientError):
+        if isinstance(answer, QuorumlogError):
             raise answer
         found = [ROWS[word] for word in answer]
         return call.parse(Answer(status=200, body=orjson.dumps({"offsets": found})))

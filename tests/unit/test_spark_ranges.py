@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from http_api.client.calls import Answer, ApiError, Call
+from http_api.client.calls import Answer, Call
+from http_api.client.client_errors import ApiError
 from spark_source.decoding import Source, epoch_before
 from spark_source.errors import DataLossError, NotServedError
 from spark_source.offsets import Range

@@ -15,7 +15,7 @@ import msgspec
 import orjson
 from aiohttp import hdrs, web
 
-from broker.log.read_positions import LogTruncatedError
+from broker.log.read_positions import PositionTruncatedError
 from broker.record.compression import framed
 from broker.record.render import batch_line, batch_pieces
 from broker.server.poll_messages import is_final
@@ -275,7 +275,7 @@ def _error_fields(error: KafkaError) -> dict[str, Any]:
         "message": f"{error.code.name}: {error.message}",
         "retriable": not is_final(error),
     }
-    if isinstance(error, LogTruncatedError):
+    if isinstance(error, PositionTruncatedError):
         fields["diverging_offset"] = error.divergence.offset
         fields["diverging_epoch"] = error.divergence.epoch
     return fields
