@@ -60,7 +60,7 @@ class Sender:
         backoff = Backoff(self._now_s() + self._retry_s)
         while True:
             request = self._request(chunk, pending)
-            asked = self._client.routes.candidates(request)[0]
+            asked = self._client.routes.candidates(request, self._now_s())[0]
             try:
                 failed = self._client.run(Call(request, _failures), retry_s=0.0)
                 why = "" if not failed else str(next(iter(failed.values())).error)

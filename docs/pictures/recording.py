@@ -117,7 +117,7 @@ class _Writer:
         self._thread.join()
 
     def _write(self) -> None:
-        from http_api.client.producer import NewRecord, send
+        from http_api.client.producer import JsonRecord, send
         from http_api.client.transport import Client
 
         made = 0
@@ -125,7 +125,7 @@ class _Writer:
             while not self._stopping.is_set():
                 values = [f"{self._number}-{made + place}" for place in range(BATCH_RECORDS)]
                 made += BATCH_RECORDS
-                records = [NewRecord(json.dumps(value).encode(), None) for value in values]
+                records = [JsonRecord(json.dumps(value).encode(), None) for value in values]
                 done = send(client, TOPIC, records)
                 for outcome, value in zip(done, values, strict=True):
                     if outcome.is_written and outcome.offset is not None:

@@ -29,7 +29,7 @@ from http_api.cli.options import (
 )
 from http_api.cli.terminal import Progress
 from http_api.client.client_errors import QuorumlogError
-from http_api.client.producer import NewRecord, RecordOutcome, send
+from http_api.client.producer import JsonRecord, RecordOutcome, send
 from http_api.contract.grammar import TopicPartitions
 from raft_metadata.common.errors import Outcome
 from raft_metadata.common.record_placement import Partitioner
@@ -144,13 +144,13 @@ def produce(
 
 
 def _records(
-    lines: list[bytes], make: Callable[[bytes], NewRecord], before: int
-) -> tuple[list[NewRecord], click.ClickException | None]:
+    lines: list[bytes], make: Callable[[bytes], JsonRecord], before: int
+) -> tuple[list[JsonRecord], click.ClickException | None]:
     """Return the records of lines up to the first invalid line, and the error about that line.
 
     ``before`` is the number of lines that were written already, which the error text counts.
     """
-    records: list[NewRecord] = []
+    records: list[JsonRecord] = []
     for line in lines:
         try:
             records.append(make(line))
@@ -210,7 +210,7 @@ class _Lines:
             yield rest
 
 
-def _record(line: bytes, *, separator: str | None, is_json: bool, null: bool) -> NewRecord:
+def _record(line: bytes, *, separator: str | None, is_json: bool, null: bool) -> JsonRecord:
     if len(line) > MAX_LINE_BYTES:
         msg = f"longer than {MAX_LINE_BYTES} bytes"
         raise click.ClickException(msg)
@@ -224,15 +224,15 @@ def _record(line: bytes, *, separator: str | None, is_json: bool, null: bool) ->
         before, _, text = text.partition(separator)
         key = orjson.dumps(before)
     if null and not text:
-        return NewRecord(None, key)
+        return JsonRecord(None, key)
     if not is_json:
-        return NewRecord(orjson.dumps(text), key)
+        return JsonRecord(orjson.dumps(text), key)
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError as error:
         msg = f"not JSON: {text[:60]!r} ({error}); without --json lines are text"
         raise click.ClickException(msg) from None
-    return NewRecord(text.encode(), key)
+    return JsonRecord(text.encode(), key)
 
 
 def _print(summary: ProduceSummary, form: str) -> None:

@@ -12,10 +12,12 @@ from types import TracebackType
 from typing import TypeVar
 
 import aiohttp
+from yarl import URL
 
 from http_api.client.calls import Answer, Call, Request, decode_answer
 from http_api.client.client_errors import QuorumlogError
-from http_api.client.producer import NewRecord, RecordOutcome, produce_attempts
+from http_api.client.network import ClientNetwork
+from http_api.client.producer import JsonRecord, RecordOutcome, produce_attempts
 from http_api.client.routes import (
     AttemptError,
     Attempts,
@@ -24,7 +26,7 @@ from http_api.client.routes import (
     Routes,
     attempts_at,
 )
-from http_api.client.transport import CONNECT_TIMEOUT_S, DEFAULT_RETRY_S
+from http_api.client.transport import DEFAULT_RETRY_S, UNAUTHORIZED
 from raft_metadata.common.record_placement import Partitioner
 
 T = TypeVar("T")
@@ -38,19 +40,35 @@ class AsyncClient:
     """
 
     def __init__(
-        self, urls: Iterable[str], *, retry_s: float = DEFAULT_RETRY_S, connections: int = 100
+        self,
+        urls: Iterable[str] | Routes,
+        *,
+        retry_s: float = DEFAULT_RETRY_S,
+        connections: int = 100,
+        network: ClientNetwork | None = None,
     ) -> None:
-        self.routes = Routes(urls)
+        self.routes = urls if isinstance(urls, Routes) else Routes(urls)
         self._retry_s = retry_s
         self._connections = connections
+        self._network = network or ClientNetwork()
+        self._headers: dict[str, str] | None = None
+        """Headers of every request; None: to be made anew for the next one."""
         self._session: aiohttp.ClientSession | None = None
         self._lanes: dict[tuple[str, int | None], asyncio.Lock] = {}
 
     async def __aenter__(self) -> AsyncClient:
+        is_tls = any(url.startswith("https:") for url in self.routes.urls)
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_create_start.append(self._forget_headers)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._connections),
-            auto_decompress=False,  # `content_coding` decodes within a limit
+            connector=aiohttp.TCPConnector(
+                limit=self._connections,
+                use_dns_cache=False,  # brokers that all moved are found by their names
+                ssl=self._network.tls_context() if is_tls else True,
+            ),
+            auto_decompress=False,  # `decode_answer` decodes within a limit
             skip_auto_headers=("User-Agent",),
+            trace_configs=[tracing],
         )
         return self
 
@@ -82,7 +100,7 @@ class AsyncClient:
                 if attempt.wait_s:
                     await asyncio.sleep(attempt.wait_s)
                 try:
-                    answer = await self._send(attempt.url, attempt.request)
+                    answer = await self.send(attempt.url, attempt.request)
                 except (AttemptError, QuorumlogError) as error:
                     attempt = attempts.throw(error)
                 else:
@@ -94,7 +112,7 @@ class AsyncClient:
     async def produce(
         self,
         topic: str,
-        records: Sequence[NewRecord],
+        records: Sequence[JsonRecord],
         *,
         partition: int | None = None,
         acks: str = "all",
@@ -121,35 +139,54 @@ class AsyncClient:
             )
             return await self.drive(attempts)
 
-    async def _send(self, url: str, request: Request) -> Answer:
+    async def _forget_headers(self, *_: object) -> None:
+        self._headers = None
+
+    async def send(self, url: str, request: Request) -> Answer:
+        """Send a request once and return the answer, decoded.
+
+        Raises:
+            AttemptError: There is no complete answer.
+            ProtocolError: The answer can't be decoded.
+        """
+        answer = await self._send_once(url, request)
+        if answer.status == UNAUTHORIZED and self._network.has_new_headers:
+            self._headers = None
+            answer = await self._send_once(url, request)  # a 401 did nothing
+        return decode_answer(answer, request)
+
+    async def _send_once(self, url: str, request: Request) -> Answer:
         if self._session is None:
             msg = "use AsyncClient as an async context"
             raise RuntimeError(msg)
-        timeout = aiohttp.ClientTimeout(total=request.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        if self._headers is None:
+            self._headers = self._network.connection_headers()
+        timeout = aiohttp.ClientTimeout(
+            total=request.timeout_s, sock_connect=self._network.connect_timeout_s
+        )
         try:
             async with self._session.request(
                 request.method,
-                url + request.path,
+                URL(url + request.path, encoded=True),
                 data=request.body,
-                headers=request.headers,
+                headers=self._headers | request.headers,
                 timeout=timeout,
                 allow_redirects=False,
                 middlewares=() if request.may_repeat else (_without_repeats,),
             ) as response:
                 body = await response.read()
                 headers = {name.lower(): value for name, value in response.headers.items()}
-                answer = Answer(status=response.status, headers=headers, body=body)
+                return Answer(status=response.status, headers=headers, body=body)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotSentError(str(error)) from error
-        except aiohttp.InvalidURL as error:
-            msg = "expected http://host:port"
+        except ValueError as error:  # no URL
+            msg = "expected http://host:port or https://host:port"
             raise NotSentError(msg) from error
         except TimeoutError as error:
             msg = "timed out"
             raise LostError(msg) from error
         except (aiohttp.ClientError, OSError) as error:
             raise LostError(str(error) or repr(error)) from error
-        return decode_answer(answer, request)
 
 
 async def _without_repeats(

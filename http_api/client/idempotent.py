@@ -24,7 +24,7 @@ from http_api.client.calls import Call, Request, read_one, v3_path
 from http_api.client.client_errors import ApiError, QuorumlogError, UnreachableError
 from http_api.client.producer import (
     RETRIABLE_CODE,
-    NewRecord,
+    JsonRecord,
     RecordOutcome,
     produce,
     send,
@@ -58,7 +58,7 @@ _REFUSAL_CODES = {
     int(RestCode.OLD_SEQUENCE): ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
 }
 
-Partitioner = Callable[[NewRecord, int], int]
+Partitioner = Callable[[JsonRecord, int], int]
 """Chooses the partition of a record, given the number of partitions."""
 
 
@@ -99,7 +99,7 @@ class Sequencer:
         self._senders: dict[int, SequencedSender] = {}
         self._pending_sends = 0
 
-    def needs_leaders(self, records: Sequence[NewRecord], now_s: float) -> bool:
+    def needs_leaders(self, records: Sequence[JsonRecord], now_s: float) -> bool:
         """Return True if these records are placed by leaders that were learned too long ago.
 
         Then the caller looks them up, or calls `postpone_leaders`.
@@ -117,7 +117,7 @@ class Sequencer:
         """Keep what is known about leaders for `LEADERS_AGE_S`."""
         self._leaders_due_s = now_s + LEADERS_AGE_S
 
-    def group_by_partition(self, records: Sequence[NewRecord]) -> dict[int, list[int]]:
+    def group_by_partition(self, records: Sequence[JsonRecord]) -> dict[int, list[int]]:
         """Return the indexes of the records of each partition, in order.
 
         A record goes to its own ``partition``, else to the one that the partitioner returns, else
@@ -137,7 +137,7 @@ class Sequencer:
     def add(
         self,
         partition: int,
-        records: Sequence[NewRecord],
+        records: Sequence[JsonRecord],
         deadline_s: float,
         done: Callable[[list[RecordOutcome]], None],
     ) -> SequencedSender:
@@ -249,7 +249,7 @@ class Producer:
         self._sequencer: Sequencer | None = None
 
     def send(
-        self, records: Sequence[NewRecord], *, retry_s: float = DEFAULT_RETRY_S
+        self, records: Sequence[JsonRecord], *, retry_s: float = DEFAULT_RETRY_S
     ) -> list[RecordOutcome]:
         """Write records and return one outcome per record, in order.
 
@@ -277,7 +277,7 @@ class Producer:
         )
 
     def _write(
-        self, partition: int, records: Sequence[NewRecord], retry_s: float
+        self, partition: int, records: Sequence[JsonRecord], retry_s: float
     ) -> list[RecordOutcome]:
         sequencer = self._sequencer
         assert sequencer is not None
@@ -341,7 +341,7 @@ class AsyncProducer:
         await tasks.__aexit__(kind, error, traceback)
 
     async def send(
-        self, records: Sequence[NewRecord], *, retry_s: float = DEFAULT_RETRY_S
+        self, records: Sequence[JsonRecord], *, retry_s: float = DEFAULT_RETRY_S
     ) -> list[RecordOutcome]:
         """Write records as `Producer.send` does, per partition in the order of the calls."""
         sequencer = self._sequencer

@@ -29,7 +29,7 @@ _NETWORK_MARGIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class NewRecord:
+class JsonRecord:
     """A record to write: ``value`` and ``key`` are JSON text (base64 in JSON if written as binary).
 
     The text is stored unchanged. A ``key`` of None is no key, a ``value`` of None a tombstone.
@@ -76,7 +76,7 @@ class RecordOutcome:
 
 def produce(
     topic: str,
-    records: Iterable[NewRecord],
+    records: Iterable[JsonRecord],
     *,
     partition: int | None = None,
     acks: str = "all",
@@ -130,13 +130,13 @@ def parse_outcomes(answer: Answer) -> list[RecordOutcome]:
 
 
 def json_text(value: object) -> bytes:
-    """Return a Python value as the JSON text of a `NewRecord`."""
+    """Return a Python value as the JSON text of a `JsonRecord`."""
     return orjson.dumps(value)
 
 
 def produce_attempts(  # noqa: PLR0913 one argument an option
     topic: str,
-    records: Sequence[NewRecord],
+    records: Sequence[JsonRecord],
     routes: Routes,
     now_s: Callable[[], float],
     *,
@@ -187,7 +187,7 @@ def produce_attempts(  # noqa: PLR0913 one argument an option
 def send(
     client: Client,
     topic: str,
-    records: Sequence[NewRecord],
+    records: Sequence[JsonRecord],
     *,
     partition: int | None = None,
     acks: str = "all",

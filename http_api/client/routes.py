@@ -5,16 +5,26 @@ a request, a broker, and a pause before it. Any broker serves any call (decision
 one that answers is kept. An answer names the leader of its partition (``Quorumlog-Leader-Url``),
 and the next call for that partition is sent to it. A write is sent again only if it certainly was
 not carried out (rule F1). No I/O; the time is an argument.
+
+A leader's URL is used only where the given URLs lead to brokers themselves: never from https to
+http, and not if a given URL has a path, which is a proxy's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from threading import Lock
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 from http_api.client.calls import Answer, Call, Request, error_of
-from http_api.client.client_errors import OutcomeUnknownError, QuorumlogError, UnreachableError
+from http_api.client.client_errors import (
+    OutcomeUnknownError,
+    ProtocolError,
+    QuorumlogError,
+    UnreachableError,
+)
 from raft_metadata.common.errors import Outcome
 
 T = TypeVar("T")
@@ -26,17 +36,46 @@ SERVED_BY_URL_HEADER = "quorumlog-served-by-url"
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 MAX_LEADERS_KEPT = 10_000
+LEFT_ASIDE_S = 60.0
+"""Seconds for which a leader that can't be reached gets no requests."""
+REBOOTSTRAP_S = 10.0
+"""Seconds without an answer after which only the given URLs are asked."""
 
 
 class Routes:
-    """Brokers and partition leaders that a client knows. Owned by one client; not thread-safe."""
+    """Brokers and partition leaders that a client knows; its threads may share it.
 
-    def __init__(self, urls: Iterable[str]) -> None:
-        self._urls = list(dict.fromkeys(url.strip().rstrip("/") for url in urls if url.strip()))
-        if not self._urls:
+    With ``checks_cluster`` each broker is asked for its cluster's id before it is used, and one of
+    another cluster than the first is not used.
+    """
+
+    def __init__(
+        self,
+        urls: Iterable[str],
+        *,
+        follow_leaders: bool = True,
+        checks_cluster: bool = False,
+        rebootstrap_s: float = REBOOTSTRAP_S,
+    ) -> None:
+        self._given = tuple(dict.fromkeys(url.strip().rstrip("/") for url in urls if url.strip()))
+        if not self._given:
             msg = "expected the URL of at least one broker"
             raise ValueError(msg)
+        self._urls = list(self._given)
+        self._has_prefix = any(urlsplit(url).path for url in self._given)
+        self._is_secure = any(url.startswith("https:") for url in self._given)
+        self._follows = follow_leaders and not self._has_prefix
+        self._checks_cluster = checks_cluster
+        self._rebootstrap_s = rebootstrap_s
+        self._lock = Lock()
         self._leaders: dict[tuple[str, int], str] = {}
+        self._left_aside: dict[str, float] = {}
+        """Leaders that could not be reached, by the time until which they are not tried."""
+        self._checked: set[str] = set()
+        self._answered_s: float | None = None
+        """Time of the last answer, or of the first call after `rebootstrap_s` without one."""
+        self.cluster_id: str | None = None
+        """Id of the cluster, once a broker has been checked."""
         self.has_answered = False
 
     @property
@@ -46,43 +85,98 @@ class Routes:
 
     def add(self, urls: Iterable[str]) -> None:
         """Add brokers to try after all that are known already."""
-        for url in urls:
-            if url not in self._urls:
-                self._urls.append(url)
+        with self._lock:
+            for url in urls:
+                if url not in self._urls:
+                    self._urls.append(url)
+
+    def add_brokers(self, urls: Iterable[str]) -> None:
+        """Add the cluster's own brokers, if requests may go to other brokers than those given."""
+        self.add([url for url in urls if self.may_follow(url)])
+
+    def may_follow(self, url: str) -> bool:
+        """Return True if a URL that an answer names may get requests."""
+        return self._follows and (url.startswith("https:") or not self._is_secure)
 
     def learn_leader(self, topic: str, partition: int, url: str) -> None:
-        """Remember the URL of a partition's leader."""
-        if len(self._leaders) >= MAX_LEADERS_KEPT:
-            self._leaders.clear()
-        self._leaders[topic, partition] = url.rstrip("/")
+        """Remember the URL of a partition's leader, unless it may not be followed."""
+        if not self.may_follow(url):
+            return
+        with self._lock:
+            if len(self._leaders) >= MAX_LEADERS_KEPT:
+                self._leaders.clear()
+            self._leaders[topic, partition] = url.rstrip("/")
 
-    def candidates(self, request: Request) -> list[str]:
-        """Return the brokers to try, in order: the leader if known, then the others."""
-        leader = None if request.leader_key is None else self._leaders.get(request.leader_key)
-        others = [url for url in self._urls if url != leader]
-        return others if leader is None else [leader, *others]
+    def leader(self, topic: str, partition: int) -> str | None:
+        """Return the URL of a partition's leader, if it is known."""
+        return self._leaders.get((topic, partition))
 
-    def receive_answer(self, request: Request, url: str, answer: Answer) -> None:
+    def candidates(self, request: Request, now_s: float) -> list[str]:
+        """Return the brokers to try, in order: the leader if known, then the others.
+
+        Without an answer for `rebootstrap_s` only the given URLs are left.
+        """
+        with self._lock:
+            if self._answered_s is None:
+                self._answered_s = now_s
+            elif now_s - self._answered_s > self._rebootstrap_s:
+                self._urls = [url for url in self._urls if url in self._given]
+                self._leaders.clear()
+                self._answered_s = now_s
+            leader = None if request.leader_key is None else self._leaders.get(request.leader_key)
+            if leader is not None and self._left_aside.get(leader, now_s) > now_s:
+                leader = None
+            others = [url for url in self._urls if url != leader]
+            return others if leader is None else [leader, *others]
+
+    def receive_answer(self, request: Request, url: str, answer: Answer, now_s: float) -> None:
         """Learn from an answer: move its broker to the front, or remember the leader it names."""
         self.has_answered = True
-        if url in self._urls and self._urls[0] != url and request.leader_key is None:
-            self._urls.remove(url)
-            self._urls.insert(0, url)
+        with self._lock:
+            self._answered_s = now_s
+            if self._left_aside:
+                self._left_aside.pop(url, None)
+            if url in self._urls and self._urls[0] != url and request.leader_key is None:
+                self._urls.remove(url)
+                self._urls.insert(0, url)
         leader = answer.headers.get(SERVED_BY_URL_HEADER) or answer.headers.get(LEADER_URL_HEADER)
         if leader and request.leader_key is not None:
             self.learn_leader(*request.leader_key, leader)
 
     def report_failure(self, request: Request, url: str) -> None:
         """Forget a leader that did not answer, and move its broker to the end."""
-        if request.leader_key is not None:
-            self._leaders.pop(request.leader_key, None)
+        with self._lock:
+            if request.leader_key is not None:
+                self._leaders.pop(request.leader_key, None)
         self.demote(url)
+
+    def report_unreachable(self, url: str, now_s: float) -> None:
+        """Leave a leader aside that accepts no connection; any broker passes its requests on."""
+        with self._lock:
+            self._checked.discard(url)
+            if url not in self._given:
+                self._left_aside[url] = now_s + LEFT_ASIDE_S
 
     def demote(self, url: str) -> None:
         """Try this broker after all others from now on."""
-        if url in self._urls:
-            self._urls.remove(url)
-            self._urls.append(url)
+        with self._lock:
+            if url in self._urls:
+                self._urls.remove(url)
+                self._urls.append(url)
+
+    def needs_check(self, url: str) -> bool:
+        """Return True if this broker has to be asked for its cluster's id first."""
+        return self._checks_cluster and url not in self._checked
+
+    def check(self, url: str, cluster_id: str) -> None:
+        """Take a broker's cluster id; raises `NotSentError` if it is another cluster's."""
+        with self._lock:
+            if self.cluster_id is None:
+                self.cluster_id = cluster_id
+            if cluster_id != self.cluster_id:
+                msg = f"it belongs to cluster {cluster_id}, expected {self.cluster_id}"
+                raise NotSentError(msg)
+            self._checked.add(url)
 
 
 class Backoff:
@@ -146,6 +240,9 @@ def attempts_at(
     exchange = Exchange(routes, call.request, now_s(), retry_s)
     while True:
         try:
+            if routes.needs_check(exchange.url):
+                yield from _check_cluster(routes, exchange.url, wait_s)
+                wait_s = 0.0
             answer = yield Attempt(exchange.url, call.request, wait_s)
         except NotSentError as error:
             wait_s = exchange.report_not_sent(str(error), now_s())
@@ -156,6 +253,30 @@ def attempts_at(
             if again_s is None:
                 return call.parse(answer)
             wait_s = again_s
+
+
+_CLUSTER: Final = Request(method="GET", path="/v3/clusters")
+
+
+def _check_cluster(routes: Routes, url: str, wait_s: float) -> Attempts[None]:
+    """Ask a broker for its cluster's id before the request itself is sent to it.
+
+    Raises:
+        NotSentError: It does not answer, or is no broker of this cluster.
+        ApiError: It refuses the credentials.
+    """
+    try:
+        answer = yield Attempt(url, _CLUSTER, wait_s)
+        if answer.status in {401, 403}:
+            raise error_of(answer)
+        rows = answer.resources() if answer.status < 400 else []
+    except (LostError, ProtocolError) as error:
+        raise NotSentError(str(error)) from error
+    found = rows[0].get("cluster_id") if len(rows) == 1 and isinstance(rows[0], dict) else None
+    if not isinstance(found, str):
+        msg = f"no quorumlog broker, HTTP {answer.status} with {answer.body[:100]!r}"
+        raise NotSentError(msg)
+    routes.check(url, found)
 
 
 class Exchange:
@@ -170,7 +291,7 @@ class Exchange:
         self._routes = routes
         self._request = request
         self._backoff = Backoff(now_s + retry_s)
-        self._candidates = routes.candidates(request)
+        self._candidates = routes.candidates(request, now_s)
         self._refusals: dict[str, str] = {}
 
     @property
@@ -180,7 +301,7 @@ class Exchange:
 
     def receive_answer(self, answer: Answer, now_s: float) -> float | None:
         """Take an HTTP answer; return None if final, else the seconds until the next attempt."""
-        self._routes.receive_answer(self._request, self.url, answer)
+        self._routes.receive_answer(self._request, self.url, answer, now_s)
         if answer.status < 400 or answer.status in self._request.parsed_error_statuses:
             return None
         error = error_of(answer)
@@ -194,6 +315,7 @@ class Exchange:
     def report_not_sent(self, reason: str, now_s: float) -> float:
         """Take a failed connection, by which nothing arrived; return the seconds to wait."""
         self._refusals[self.url] = reason
+        self._routes.report_unreachable(self.url, now_s)
         return self._next_broker(self._unreachable(), now_s, allowed=self._routes.has_answered)
 
     def report_lost(self, reason: str, now_s: float) -> float:
@@ -218,7 +340,7 @@ class Exchange:
         wait_s = self._backoff.next_s(now_s)
         if wait_s is None:
             raise error
-        self._candidates = self._routes.candidates(self._request)
+        self._candidates = self._routes.candidates(self._request, now_s)
         return wait_s
 
     def _unreachable(self) -> UnreachableError:

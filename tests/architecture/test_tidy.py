@@ -83,6 +83,7 @@ SHARED_CLASS_NAMES: dict[str, str] = {  # class → why two modules may define i
         "a kind of connection: by its hello in the peer frames, by its port in the chaos network"
     ),
     "Record": "a record that a consumer reads, and one that a run sends",
+    "TopicPartition": "a partition by names in requests, and the SDK's with an offset and an error",
     "Request": "a request of the HTTP client, and one between brokers",
 }
 SHARED_FILE_NAMES: dict[str, str] = {  # "package/…/name.py" of a package → why two folders have it

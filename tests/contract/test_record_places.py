@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from http_api.client.producer import NewRecord, send
+from http_api.client.producer import JsonRecord, send
 from http_api.client.transport import Client
 from raft_metadata.common.record_placement import Partitioner, partition_for_key
 from tests.support.fake_broker_apis import FakeBrokerApis
@@ -125,7 +125,9 @@ async def test_a_batch_of_v3_of_several_formats_goes_to_one_partition(wide: Door
 async def test_the_client_and_its_partitioner(wide: Door) -> None:
     def written(partitioner: Partitioner) -> list[int | None]:
         with Client([f"http://{wide.address}"]) as client:
-            rows = send(client, "wide", [NewRecord(b"1")] * 4, partitioner=partitioner, retry_s=0.0)
+            rows = send(
+                client, "wide", [JsonRecord(b"1")] * 4, partitioner=partitioner, retry_s=0.0
+            )
         return [row.partition for row in rows]
 
     assert await asyncio.to_thread(written, Partitioner.STICKY) == [0] * 4

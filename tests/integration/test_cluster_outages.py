@@ -16,7 +16,7 @@ import pytest
 
 from chaos.cluster import runs
 from http_api.client.idempotent import Producer
-from http_api.client.producer import NewRecord, RecordOutcome, send
+from http_api.client.producer import JsonRecord, RecordOutcome, send
 from http_api.client.transport import Client
 from tests.support.live_cluster import LiveCluster, running
 from tests.support.live_writer import writing
@@ -316,7 +316,7 @@ async def test_keyless_records_pass_a_partition_without_a_leader_at_every_door(
     def by_the_client() -> list[RecordOutcome]:
         with Client([cluster.url(1), cluster.url(3)]) as client:
             producer = Producer(client, topic)
-            records = [NewRecord(b"3"), NewRecord(b"4")]
+            records = [JsonRecord(b"3"), JsonRecord(b"4")]
             outcomes = [row for _ in range(4) for row in producer.send(records, retry_s=3.0)]
             return outcomes + send(client, topic, records, retry_s=3.0)
 

@@ -11,7 +11,7 @@ import pytest
 
 from http_api.client.async_client import AsyncClient
 from http_api.client.idempotent import AsyncProducer
-from http_api.client.producer import NewRecord
+from http_api.client.producer import JsonRecord
 from tests.support.live_cluster import LiveCluster, running
 from tests.support.live_writer import writing
 
@@ -125,7 +125,7 @@ async def test_invariant_t1_the_sdk_s_producer_keeps_order_and_repeats_nothing_o
     ):
         sends, pid = [], 0
         for number in range(400):
-            sends.append(tasks.create_task(producer.send([NewRecord(b"%d" % number)], retry_s=20)))
+            sends.append(tasks.create_task(producer.send([JsonRecord(b"%d" % number)], retry_s=20)))
             if number == 200:
                 pid = await cluster.kill(f"broker-{leader}")
             await asyncio.sleep(0.002)

@@ -15,7 +15,7 @@ from http_api.client.client_errors import (
     UnreachableError,
 )
 from http_api.client.consumer import fetch
-from http_api.client.producer import NewRecord, RecordOutcome, parse_outcomes, produce_attempts
+from http_api.client.producer import JsonRecord, RecordOutcome, parse_outcomes, produce_attempts
 from http_api.client.routes import LAST_BACKOFF_S, Exchange, LostError, NotSentError, Routes
 from raft_metadata.common.errors import Outcome
 
@@ -52,8 +52,8 @@ def test_the_broker_that_serves_a_rack_is_remembered_beside_the_leader() -> None
     assert "rack=r1" in near.path
     headers = {"quorumlog-leader-url": B, "quorumlog-served-by-url": C}
     Exchange(routes, near, 0, 0).receive_answer(Answer(status=200, headers=headers), 0)
-    assert routes.candidates(near)[0] == C
-    assert routes.candidates(FETCH) == [A], "who reads elsewhere, or writes, is not sent there"
+    assert routes.candidates(near, 0)[0] == C
+    assert routes.candidates(FETCH, 0) == [A], "who reads elsewhere, or writes, is not sent there"
 
 
 def test_brokers_that_never_answered_are_reported_at_once() -> None:
@@ -80,12 +80,12 @@ def test_the_leader_an_answer_names_is_asked_first_for_its_partition_only() -> N
     routes = Routes([A, B])
     named = Answer(status=200, headers={"quorumlog-leader-url": f"{C}/"})
     Exchange(routes, FETCH, 0, 0).receive_answer(named, 0)
-    assert routes.candidates(FETCH) == [C, A, B]
-    assert routes.candidates(READ) == [A, B]
+    assert routes.candidates(FETCH, 0) == [C, A, B]
+    assert routes.candidates(READ, 0) == [A, B]
     exchange = Exchange(routes, FETCH, 0, 0)
     exchange.report_not_sent("refused", 0)
     assert exchange.url == A
-    assert routes.candidates(FETCH) == [A, B], "a leader that does not answer is forgotten"
+    assert routes.candidates(FETCH, 0) == [A, B], "a leader that does not answer is forgotten"
 
 
 def test_rule_f1_a_write_that_may_have_been_done_is_not_sent_again() -> None:
@@ -152,7 +152,7 @@ class Sending:
         self.outcomes: list[RecordOutcome] = []
         self._attempts = produce_attempts(
             "t",
-            [NewRecord(b"%d" % number) for number in range(count)],
+            [JsonRecord(b"%d" % number) for number in range(count)],
             self.routes,
             lambda: self.now_s,
             partition=None,
@@ -250,8 +250,8 @@ def test_a_503_with_rows_is_read_record_by_record() -> None:
 
 
 def test_the_text_of_values_travels_untouched() -> None:
-    record = NewRecord(b'{"b":1,  "a":12345678901234567890}', b'"k"', 2)
+    record = JsonRecord(b'{"b":1,  "a":12345678901234567890}', b'"k"', 2)
     assert record.to_json() == (
         b'{"key":"k","value":{"b":1,  "a":12345678901234567890},"partition":2}'
     )
-    assert NewRecord(None).to_json() == b'{"value":null}'
+    assert JsonRecord(None).to_json() == b'{"value":null}'

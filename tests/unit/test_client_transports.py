@@ -14,7 +14,7 @@ from http_api.client.async_client import AsyncClient
 from http_api.client.calls import Call, Request
 from http_api.client.client_errors import ApiError, OutcomeUnknownError, UnreachableError
 from http_api.client.consumer import ends, fetch, fetch_lines
-from http_api.client.producer import NewRecord, RecordOutcome, send
+from http_api.client.producer import JsonRecord, RecordOutcome, send
 from http_api.client.transport import Client, is_readable
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from tests.support.doors.http import kept_connection
@@ -135,7 +135,7 @@ async def test_an_address_without_a_listener_is_named_in_the_error(
 
 async def test_the_asyncio_client_writes_reads_and_describes() -> None:
     async with open_door() as door, AsyncClient([f"http://{door.address}"]) as client:
-        records = [NewRecord(b'{"n":%d}' % n, b'"k"') for n in range(5)]
+        records = [JsonRecord(b'{"n":%d}' % n, b'"k"') for n in range(5)]
         written = await client.produce("flights", records, partition=1)
         assert written == [RecordOutcome(1, n) for n in range(5)]
 
@@ -167,13 +167,13 @@ async def test_rule_f1_records_that_were_surely_not_written_are_sent_again_by_bo
             door.apis.produce_error = None
 
         sent, _ = await asyncio.gather(
-            client.produce("flights", [NewRecord(b"1")], partition=0), mend()
+            client.produce("flights", [JsonRecord(b"1")], partition=0), mend()
         )
         assert sent == [RecordOutcome(0, 0)]
 
         def blocking() -> list[RecordOutcome]:
             with Client([f"http://{door.address}"]) as own:
-                return send(own, "flights", [NewRecord(b"2")], partition=0)
+                return send(own, "flights", [JsonRecord(b"2")], partition=0)
 
         door.apis.requests.clear()
         door.apis.produce_error = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)
@@ -184,6 +184,6 @@ async def test_rule_f1_records_that_were_surely_not_written_are_sent_again_by_bo
 async def test_rule_f1_an_unknown_outcome_is_told_and_not_sent_again() -> None:
     async with open_door() as door, AsyncClient([f"http://{door.address}"]) as client:
         door.apis.produce_error = KafkaError(ErrorCode.REQUEST_TIMED_OUT, outcome=Outcome.UNKNOWN)
-        outcomes = await client.produce("flights", [NewRecord(b"1")], partition=0)
+        outcomes = await client.produce("flights", [JsonRecord(b"1")], partition=0)
         assert [o.outcome for o in outcomes] == [Outcome.UNKNOWN]
         assert len(door.apis.requests) == 1

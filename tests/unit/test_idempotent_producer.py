@@ -16,7 +16,7 @@ from http_api.client.async_client import AsyncClient
 from http_api.client.calls import Answer, Call, error_of
 from http_api.client.client_errors import ApiError, OutcomeUnknownError, UnreachableError
 from http_api.client.idempotent import AsyncProducer, Producer
-from http_api.client.producer import NewRecord, json_text
+from http_api.client.producer import JsonRecord, json_text
 from http_api.client.transport import Client
 from http_api.contract.errors import REST_STATUS, failure_envelope
 from http_api.contract.idempotence import claim_of
@@ -118,7 +118,7 @@ async def test_invariant_t1_many_sends_at_once_are_there_once_and_in_order(seed:
     broker = AsyncBroker(seed, 0.15 if seed else 0.0)
     async with AsyncProducer(cast("AsyncClient", broker), "t") as producer:
         sends = [
-            producer.send([NewRecord(json_text([key, number]), json_text(f"key-{key}"))])
+            producer.send([JsonRecord(json_text([key, number]), json_text(f"key-{key}"))])
             for number in range(30)
             for key in range(4)
         ]
@@ -142,7 +142,7 @@ def test_invariant_t1_the_blocking_producer_repeats_until_it_is_known(seed: int)
     broker = Broker(seed, 0.3)
     producer = Producer(cast("Client", broker), "t")
     for number in range(40):
-        outcomes = producer.send([NewRecord(json_text([0, number]), partition=1)] * 2)
+        outcomes = producer.send([JsonRecord(json_text([0, number]), partition=1)] * 2)
         assert [outcome.offset for outcome in outcomes] == [2 * number, 2 * number + 1]
     assert broker.logs[1] == [[0, number // 2] for number in range(80)]
     assert broker.requests > 40
@@ -153,7 +153,7 @@ def test_keyless_batches_pass_a_partition_without_a_leader() -> None:
     broker.leaders = [1, -1, 2]
     producer = Producer(cast("Client", broker), "t")
     for number in range(6):
-        outcomes = producer.send([NewRecord(b"%d" % number)] * 2)
+        outcomes = producer.send([JsonRecord(b"%d" % number)] * 2)
         assert all(outcome.is_written for outcome in outcomes)
     assert [len(log) for log in broker.logs] == [6, 0, 6]
 
@@ -163,14 +163,14 @@ def test_a_producer_learns_again_which_partitions_have_leaders(
 ) -> None:
     broker = Broker(1, 0.0)
     producer = Producer(cast("Client", broker), "t")
-    producer.send([NewRecord(b"0")])
+    producer.send([JsonRecord(b"0")])
     broker.leaders = [-1, 1, -1]
     monkeypatch.setattr("http_api.client.idempotent.LEADERS_AGE_S", 60.0)
     at_s = time.monotonic()
     monkeypatch.setattr("http_api.client.idempotent.time.monotonic", lambda: at_s + 6)
     before = [len(log) for log in broker.logs]
     for number in range(4):
-        producer.send([NewRecord(b"%d" % number)])
+        producer.send([JsonRecord(b"%d" % number)])
     after = [len(log) for log in broker.logs]
     assert [end - start for start, end in zip(before, after, strict=True)] == [0, 4, 0]
 
@@ -182,23 +182,23 @@ async def test_an_async_producer_learns_it_beside_its_sends(
     broker = AsyncBroker(1, 0.0)
     async with AsyncProducer(cast("AsyncClient", broker), "t") as producer:
         broker.leaders = [1, 1, -1]
-        await producer.send([NewRecord(b"0", partition=2)])  # places nothing, asks nothing
+        await producer.send([JsonRecord(b"0", partition=2)])  # places nothing, asks nothing
         assert broker.lookups == 1
-        await producer.send([NewRecord(b"1", partition=0), NewRecord(b"1")])
+        await producer.send([JsonRecord(b"1", partition=0), JsonRecord(b"1")])
         await until(lambda: broker.lookups >= 2)
         before = len(broker.logs[2])
         for number in range(6):
-            await producer.send([NewRecord(b"%d" % number)])
+            await producer.send([JsonRecord(b"%d" % number)])
     assert len(broker.logs[2]) == before
 
 
 def test_an_unknown_outcome_does_not_stop_later_batches() -> None:
     broker = Broker(1, 1.0)
     producer = Producer(cast("Client", broker), "t")
-    [unknown] = producer.send([NewRecord(b"1", partition=0)], retry_s=0.05)
+    [unknown] = producer.send([JsonRecord(b"1", partition=0)], retry_s=0.05)
     assert (unknown.is_written, unknown.outcome) == (False, Outcome.UNKNOWN)
     broker.trouble = 0.0
-    [after] = producer.send([NewRecord(b"2", partition=0)], retry_s=0.5)
+    [after] = producer.send([JsonRecord(b"2", partition=0)], retry_s=0.5)
     assert after.is_written
     assert broker.logs[0] == [2], "the next epoch begins with 0, the old sequence is given up"
 
@@ -211,21 +211,21 @@ def test_a_batch_refused_for_good_is_not_sent_again() -> None:
         raise ApiError(413, 413, "a record is larger than 5 bytes", {})
 
     producer = Producer(cast("Client", broker), "t")
-    producer.send([NewRecord(b"1", partition=0)])
+    producer.send([JsonRecord(b"1", partition=0)])
     broker.answer, usual = refuse, broker.answer  # type: ignore[assignment, method-assign]
     before = broker.requests
-    [refused] = producer.send([NewRecord(b"2", partition=0)])
+    [refused] = producer.send([JsonRecord(b"2", partition=0)])
     assert (refused.is_written, refused.outcome) == (False, Outcome.NOT_WRITTEN)
     assert broker.requests == before + 1
     broker.answer = usual  # type: ignore[method-assign]
-    assert producer.send([NewRecord(b"3", partition=0)])[0].offset == 1
+    assert producer.send([JsonRecord(b"3", partition=0)])[0].offset == 1
 
 
 def test_a_send_is_answered_though_no_controller_gives_another_id() -> None:
     """Its records stayed queued instead, and were written with the next send."""
     broker = Broker(1, 0.0)
     producer = Producer(cast("Client", broker), "t")
-    producer.send([NewRecord(b"1", partition=0)])
+    producer.send([JsonRecord(b"1", partition=0)])
     set_producer_epoch(sender_of(producer, 0), EPOCH_MAX - 5, sequence=0)
     usual = broker.answer
 
@@ -235,7 +235,7 @@ def test_a_send_is_answered_though_no_controller_gives_another_id() -> None:
         return usual(method, path, headers, body)
 
     broker.answer = no_ids  # type: ignore[method-assign]
-    [second] = producer.send([NewRecord(b"2", partition=0)])
+    [second] = producer.send([JsonRecord(b"2", partition=0)])
     assert second.is_written
     assert broker.logs[0] == [1, 2]
 
@@ -255,12 +255,12 @@ async def test_a_send_that_waits_for_another_producer_id_is_written_once_there_i
         return usual(method, path, headers, body)
 
     async with AsyncProducer(cast("AsyncClient", broker), "t") as producer:
-        await producer.send([NewRecord(b"1", partition=0)])
+        await producer.send([JsonRecord(b"1", partition=0)])
         set_producer_epoch(sender_of(producer, 0), EPOCH_MAX, sequence=0)
         broker.answer = answer  # type: ignore[method-assign]
-        [refused] = await producer.send([NewRecord(b"2", partition=0)])
+        [refused] = await producer.send([JsonRecord(b"2", partition=0)])
         assert refused.outcome is Outcome.NOT_WRITTEN
-        waiting = asyncio.ensure_future(producer.send([NewRecord(b"3", partition=0)], retry_s=5.0))
+        waiting = asyncio.ensure_future(producer.send([JsonRecord(b"3", partition=0)], retry_s=5.0))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not waiting.done(), "the last epoch of this id is used up"

@@ -262,7 +262,7 @@ def test_only_append_and_only_with_a_topic() -> None:
 
 
 class FakeRoutes:
-    def candidates(self, request: object) -> list[str]:
+    def candidates(self, request: object, now_s: float) -> list[str]:
         return ["http://a:1"]
 
     def report_failure(self, request: object, url: str) -> None:

@@ -129,7 +129,7 @@ def note_lane_transitions(monkeypatch: pytest.MonkeyPatch) -> dict[object, set[o
 
 def kept_connection(client: Client, url: str) -> http.client.HTTPConnection:
     """Return the connection that a client keeps for its next request to this address."""
-    return client._connections[url]
+    return client._connections[url].http
 
 
 def sender_of(producer: Producer | AsyncProducer, partition: int) -> SequencedSender:

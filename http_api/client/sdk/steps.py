@@ -1,0 +1,322 @@
+"""Steps of the SDK's background work, and the two shells that run them: threads and asyncio.
+
+The deciding code of a producer, consumer or admin is written once, as generators (`Steps`). A step
+yields an `Attempt`, a request to one broker, and is sent its answer; or a `Pause`, which ends after
+its time or when the shell is notified. `BlockingShell` runs each generator in a thread of its own,
+or in the thread of the caller; `AsyncShell` in a task. So there is one way to do a thing, and the
+two twins differ in how they wait.
+
+A shell is a monitor: no two generators of one object run at once, and its methods hold the same
+lock. The lock is free while a request is under way and during a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from http_api.client.calls import Answer, Call
+from http_api.client.client_errors import QuorumlogError
+from http_api.client.routes import Attempt, AttemptError, LostError, attempts_at
+
+if TYPE_CHECKING:
+    from http_api.client.async_client import AsyncClient
+    from http_api.client.sdk.client_context import ClientContext
+    from http_api.client.transport import Client
+
+T = TypeVar("T")
+
+JOIN_S = 5.0
+"""Seconds that `stop` waits for the end of each thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait for this many seconds, or until the shell is notified; None: only until then."""
+
+    seconds: float | None
+
+
+Steps = Generator[Attempt | Pause, Answer | None, T]
+"""Attempts and pauses to make one after the other, and the result that they lead to.
+
+The shell sends the `Answer` of an attempt into the generator, or throws the `AttemptError` or
+`QuorumlogError` that it ended with; after a pause it sends None.
+"""
+
+
+def steps_of(
+    call: Call[T], context: ClientContext, now_s: Callable[[], float], retry_s: float
+) -> Steps[T]:
+    """Make attempts at a call for up to ``retry_s`` seconds and return its result."""
+    attempts = attempts_at(call, context.routes, now_s, retry_s=retry_s)
+    try:
+        attempt = next(attempts)
+        while True:
+            try:
+                answer = yield attempt
+            except (AttemptError, QuorumlogError) as error:
+                attempt = attempts.throw(error)
+            else:
+                assert answer is not None
+                attempt = attempts.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class BlockingShell:
+    """Threads that run the steps of one SDK object, and the lock that they share.
+
+    `lock` is held while code reads or changes the object's state; `start`, `run`, `wait_until` and
+    `notify` are called without it, unless they say otherwise.
+    """
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self._threads: list[threading.Thread] = []
+        self._idle_clients: list[Client] = []
+        self._clients_of_threads: dict[str, Client] = {}
+        self.is_stopping = False
+        """True once `stop` was called: steps should come to their end."""
+
+    now_s = staticmethod(time.monotonic)
+
+    def start(self, name: str, steps: Callable[[], Steps[None]]) -> None:
+        """Run steps in a thread of their own, until they end; the lock may be held."""
+        thread = threading.Thread(
+            target=self._run_thread,
+            args=(name, steps),
+            name=f"quorumlog-{self._context.kind}-{name}",
+            daemon=True,  # at the interpreter's end `close` is called, with a limit
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _run_thread(self, name: str, steps: Callable[[], Steps[None]]) -> None:
+        try:
+            with self._client() as client:
+                self._clients_of_threads[name] = client
+                self._drive(steps(), client)
+        except Exception:
+            self._context.log.exception("background work failed work=%s", name)
+        finally:
+            self._clients_of_threads.pop(name, None)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run steps in the calling thread and return their result, or raise their error."""
+        with self._client() as client:
+            return self._drive(steps, client)
+
+    def _drive(self, steps: Steps[T], client: Client) -> T:
+        value: Answer | None = None
+        error: Exception | None = None
+        try:
+            while True:
+                with self.lock:
+                    step = steps.throw(error) if error is not None else steps.send(value)
+                    value, error = None, None
+                    if isinstance(step, Pause):
+                        self._changed.wait(step.seconds)
+                        continue
+                if step.wait_s:
+                    time.sleep(step.wait_s)
+                try:
+                    value = client.send(step.url, step.request)
+                except (AttemptError, QuorumlogError) as failure:
+                    error = failure
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            with self.lock:
+                steps.close()
+
+    def wait_until(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until a condition holds; False: not in time. The lock is held by the caller."""
+        return self._changed.wait_for(is_true, timeout_s)
+
+    def notify(self) -> None:
+        """Wake everything that pauses or waits; the lock is held by the caller."""
+        self._changed.notify_all()
+
+    def interrupt(self, name: str) -> None:
+        """End the request that the steps of this name wait for, if any, with a `LostError`."""
+        client = self._clients_of_threads.get(name)
+        if client is not None:
+            client.abort()
+
+    def stop(self) -> None:
+        """Ask all steps to end, end their requests, and wait for their threads for a while."""
+        with self.lock:
+            self.is_stopping = True
+            self.notify()
+        for name in list(self._clients_of_threads):
+            self.interrupt(name)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(JOIN_S)
+        with self.lock:
+            clients, self._idle_clients = self._idle_clients, []
+        for client in clients:
+            client.close()
+
+    @contextlib.contextmanager
+    def _client(self) -> Generator[Client, None, None]:
+        """Lend a client with its connections to one thread."""
+        with self.lock:
+            client = self._idle_clients.pop() if self._idle_clients else None
+        client = client or self._context.client()
+        try:
+            yield client
+        finally:
+            with self.lock:
+                is_kept = not self.is_stopping
+                if is_kept:
+                    self._idle_clients.append(client)
+            if not is_kept:
+                client.close()
+
+
+class AsyncShell:
+    """Tasks that run the steps of one SDK object, on its event loop.
+
+    Between two waits nothing else of the object runs, so there is no lock.
+    """
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._client: AsyncClient | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests: dict[str, asyncio.Task[Answer]] = {}
+        """The request that the steps of each name wait for."""
+        self.is_stopping = False
+        """True once `stop` was called: steps should come to their end."""
+
+    now_s = staticmethod(time.monotonic)
+
+    def start(self, name: str, steps: Callable[[], Steps[None]]) -> None:
+        """Run steps in a task of their own, until they end."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._run_task(name, steps), name=f"quorumlog-{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run_task(self, name: str, steps: Callable[[], Steps[None]]) -> None:
+        try:
+            await self.run(steps(), name)
+        except Exception:
+            self._context.log.exception("background work failed work=%s", name)
+
+    async def run(self, steps: Steps[T], name: str = "") -> T:
+        """Run steps in the calling task and return their result, or raise their error.
+
+        With a ``name``, `interrupt` may end the request that they wait for.
+        """
+        client = await self._open_client()
+        value: Answer | None = None
+        error: Exception | None = None
+        try:
+            while True:
+                step = steps.throw(error) if error is not None else steps.send(value)
+                value, error = None, None
+                if isinstance(step, Pause):
+                    await self._pause(step.seconds)
+                    continue
+                if step.wait_s:
+                    await asyncio.sleep(step.wait_s)
+                try:
+                    value = await self._send(client, step, name)
+                except (AttemptError, QuorumlogError) as failure:
+                    error = failure
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
+    async def _send(self, client: AsyncClient, step: Attempt, name: str) -> Answer:
+        if not name:
+            return await client.send(step.url, step.request)
+        loop = asyncio.get_running_loop()
+        request = self._requests[name] = loop.create_task(client.send(step.url, step.request))
+        try:
+            return await request
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                request.cancel()
+                raise
+            msg = "interrupted"
+            raise LostError(msg) from None
+        finally:
+            self._requests.pop(name, None)
+
+    def interrupt(self, name: str) -> None:
+        """End the request that the steps of this name wait for, if any, with a `LostError`."""
+        request = self._requests.get(name)
+        if request is not None:
+            request.cancel()
+
+    async def wait_until(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until a condition holds; False: not in time."""
+        until_s = None if timeout_s is None else self.now_s() + timeout_s
+        while not is_true():
+            left_s = None if until_s is None else until_s - self.now_s()
+            if left_s is not None and left_s <= 0:
+                return False
+            await self._pause(left_s)
+        return True
+
+    async def _pause(self, seconds: float | None) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            async with asyncio.timeout(seconds):
+                await future
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.discard(future)
+
+    def notify(self) -> None:
+        """Wake everything that pauses or waits."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def stop(self) -> None:
+        """Ask all steps to end, end their requests, wait for a while, then cancel what is left."""
+        self.is_stopping = True
+        self.notify()
+        for name in list(self._requests):
+            self.interrupt(name)
+        current = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not current]
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=JOIN_S)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.__aexit__(None, None, None)
+
+    async def _open_client(self) -> AsyncClient:
+        if self._client is None:
+            client = self._context.async_client()
+            await client.__aenter__()
+            self._client = client
+        return self._client
+
+
+Shell = BlockingShell | AsyncShell
+"""Deciding code needs `now_s`, `is_stopping` and `notify` of either shell."""

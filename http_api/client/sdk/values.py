@@ -1,0 +1,211 @@
+"""Keys and values: from Python to the JSON text of a produce, and back from stored lines. Pure.
+
+Everything travels as JSON text with a format beside it: ``json`` (the text is the value),
+``string`` (a JSON string that stands for its UTF-8 bytes) or ``binary`` (base64). By default None
+is null, ``bytes`` are binary, and everything else is JSON; reading gives back what was written.
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import Any, Final
+
+import orjson
+
+from http_api.client.client_errors import ConfigError, InvalidRecordError
+from http_api.client.sdk.record_types import Headers
+
+HEADERS_MAX: Final = 10_000
+
+
+class Format(IntEnum):
+    """Format of a key or value. `ANY` is that of a null, which fits into every batch."""
+
+    ANY = 0
+    JSON = 1
+    STRING = 2
+    BINARY = 3
+
+
+NULL: Final = b"null"
+WORDS: Final = {Format.JSON: "json", Format.STRING: "string", Format.BINARY: "binary"}
+FORMATS: Final = ("auto", "json", "string", "binary")
+"""Words of ``key_format`` and ``value_format``."""
+Encoded = tuple[Format, bytes]
+Encode = Callable[[Any], Encoded]
+"""Returns the format and the JSON text of a key or value; raises `InvalidRecordError`."""
+
+
+def encode_auto(value: Any) -> Encoded:
+    """Encode None as null, bytes as binary, and everything else as JSON."""
+    if value is None:
+        return Format.ANY, NULL
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Format.BINARY, _base64(value)
+    return Format.JSON, json_text(value)
+
+
+def json_text(value: Any) -> bytes:
+    """Return a value as JSON text; raises `InvalidRecordError` for what JSON has no text for."""
+    try:
+        text = orjson.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"not a JSON value: {error}"
+        raise InvalidRecordError(msg) from error
+    if NULL in text:  # orjson writes infinities and NaN as null
+        _refuse_non_finite(value)
+    return text
+
+
+def _refuse_non_finite(value: Any) -> None:
+    """Raise `InvalidRecordError` if a number anywhere in a value is infinite or not a number."""
+    rest = [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            msg = f"not a JSON value: {one} has no JSON number"
+            raise InvalidRecordError(msg)
+        if isinstance(one, Mapping):
+            rest.extend(one.values())
+        elif isinstance(one, list | tuple):
+            rest.extend(one)
+        elif hasattr(one, "__dataclass_fields__"):
+            rest.extend(getattr(one, name, None) for name in one.__dataclass_fields__)
+
+
+def _base64(value: bytes | bytearray | memoryview) -> bytes:
+    return b'"' + binascii.b2a_base64(value, newline=False) + b'"'
+
+
+def _encode_json(value: Any) -> Encoded:
+    """Encode as JSON; bytes and texts are JSON text already, and are checked."""
+    if value is None:
+        return Format.ANY, NULL
+    if not isinstance(value, bytes | bytearray | memoryview):
+        return Format.JSON, json_text(value)
+    text = bytes(value)
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        msg = f"format json: not JSON text: {error}"
+        raise InvalidRecordError(msg) from error
+    return Format.JSON, text
+
+
+def _encode_string(value: Any) -> Encoded:
+    if value is None:
+        return Format.ANY, NULL
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError as error:
+            msg = f"format string: not UTF-8: {error}"
+            raise InvalidRecordError(msg) from error
+    if not isinstance(value, str):
+        msg = f"format string: expected str or bytes, got {type(value).__name__}"
+        raise InvalidRecordError(msg)
+    return Format.STRING, json_text(value)
+
+
+def _encode_binary(value: Any) -> Encoded:
+    if value is None:
+        return Format.ANY, NULL
+    if isinstance(value, str):
+        try:
+            value = value.encode()
+        except UnicodeEncodeError as error:
+            msg = f"format binary: not a text in UTF-8: {error}"
+            raise InvalidRecordError(msg) from error
+    if not isinstance(value, bytes | bytearray | memoryview):
+        msg = f"format binary: expected bytes or str, got {type(value).__name__}"
+        raise InvalidRecordError(msg)
+    return Format.BINARY, _base64(value)
+
+
+_ENCODERS: Final[Mapping[str, Encode]] = {
+    "auto": encode_auto,
+    "json": _encode_json,
+    "string": _encode_string,
+    "binary": _encode_binary,
+}
+
+
+def encoder(half: str, format_word: str, serializer: Callable[[Any], object] | None) -> Encode:
+    """Return the function that encodes keys or values.
+
+    Args:
+        half: ``key`` or ``value``, for error texts.
+        format_word: One of `FORMATS`.
+        serializer: Called before the format is applied. It returns bytes, a text or None.
+    """
+    by_format = _ENCODERS[format_word]
+    if serializer is None:
+        return by_format
+
+    def encode(value: Any) -> Encoded:
+        try:
+            made = serializer(value)
+        except Exception as error:
+            msg = f"the {half}_serializer failed: {error!r}"
+            raise InvalidRecordError(msg) from error
+        if made is not None and not isinstance(made, bytes | str):
+            msg = f"the {half}_serializer returned {type(made).__name__}: expected bytes or str"
+            raise InvalidRecordError(msg)
+        return by_format(made)
+
+    return encode
+
+
+def stored_bytes(encoded: Encoded) -> bytes | None:
+    """Return the bytes view of an encoded key or value: what the partition of a key is made of."""
+    found, text = encoded
+    if found is Format.ANY:
+        return None
+    if found is Format.JSON:
+        return None if text == NULL else text
+    if found is Format.STRING:
+        return str(orjson.loads(text)).encode()
+    return binascii.a2b_base64(text[1:-1])
+
+
+def headers_text(headers: Headers) -> bytes:
+    """Return headers as the JSON text of a record's field; raises `InvalidRecordError`."""
+    pairs: Iterable[tuple[str, str | bytes | None]]
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    rows = []
+    for pair in pairs:
+        try:
+            name, value = pair
+        except (TypeError, ValueError):
+            msg = f"headers: expected pairs of name and value, got {pair!r}"
+            raise InvalidRecordError(msg) from None
+        if not isinstance(name, str) or not isinstance(value, str | bytes | None):
+            msg = f"header {name!r}: expected a str as name, and bytes, str or None as value"
+            raise InvalidRecordError(msg)
+        rows.append({"key": name, "value": _header_value(name, value)})
+    if len(rows) > HEADERS_MAX:
+        msg = f"{len(rows)} headers: expected {HEADERS_MAX} at most"
+        raise InvalidRecordError(msg)
+    return json_text(rows)
+
+
+def _header_value(name: str, value: str | bytes | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        stored = value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError as error:
+        msg = f"header {name!r}: not a text in UTF-8: {error}"
+        raise InvalidRecordError(msg) from error
+    return binascii.b2a_base64(stored, newline=False).decode()
+
+
+def check_format(name: str, value: object) -> str:
+    """Return a word of `FORMATS`; raises `ConfigError` naming the setting."""
+    if value not in FORMATS:
+        msg = f"setting {name}={value!r}: expected one of {', '.join(FORMATS)}"
+        raise ConfigError(msg)
+    return str(value)
