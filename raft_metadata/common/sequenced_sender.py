@@ -16,12 +16,15 @@ sequence, and its clients get an unknown outcome if their deadline passes first.
 was not appended leaves a gap (*broken*): nothing new is numbered until no doubtful batch is left,
 the others are then renumbered in the next producer epoch, and any leftover of the old epoch, in the
 network or on a deposed leader, is refused because of that epoch.
+
+A batch that is refused because of one of its records is taken apart, if its produces can be, until
+that record is alone: the others are written, in order, in the next producer epoch.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, auto
 from typing import Final
 
@@ -57,12 +60,16 @@ RETRIABLE_REFUSALS = frozenset(
 _SEQUENCE_REFUSALS = frozenset(
     {ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH}
 )
+CONTENT_REFUSALS = frozenset(
+    {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP}
+)
+"""Refusals because of single records, which under a sequence refuse all of a batch."""
 
 
 class PendingProduce:
     """A client's produce: its records as JSON text, its deadline and its completion callback."""
 
-    __slots__ = ("count", "deadline_ms", "done", "kind", "text")
+    __slots__ = ("count", "deadline_ms", "done", "is_alone", "kind", "text")
 
     def __init__(
         self,
@@ -80,6 +87,16 @@ class PendingProduce:
         self.deadline_ms = deadline_ms
         self.done: Done | None = done
         """Called once with the base offset or the error; None after the call."""
+        self.is_alone = False
+        """True if no batch may hold another produce beside it: a batch with it was refused."""
+
+    def split(self, at: int | None) -> Sequence[PendingProduce]:
+        """Return this produce in parts, in order, or nothing if it can't be taken apart.
+
+        ``at`` is the index of the record that was refused, which becomes a part of its own; None:
+        it is not known. The parts are completed in place of this produce.
+        """
+        return ()
 
     def settle(self, base_offset: int, error: KafkaError | None = None) -> None:
         """Complete the produce: call ``done`` on the first call, do nothing on a later one.
@@ -186,6 +203,26 @@ class InFlightBatch:
     @property
     def first(self) -> PendingProduce:
         return self.members[0]
+
+    def split(self, at: int | None) -> bool:
+        """Take the batch apart, so that its produces are sent one by one; False if it can't be.
+
+        ``at`` is the index of the refused record in the batch, if it is known.
+        """
+        parts: list[PendingProduce] = []
+        for member in self.members:
+            is_refused = at is not None and 0 <= at < member.count
+            if is_refused or len(self.members) == 1:
+                parts += member.split(at) or (member,)
+            else:
+                parts.append(member)
+            at = None if at is None else at - member.count
+        if len(parts) == 1:
+            return False
+        for part in parts:
+            part.is_alone = True
+        self.members = parts
+        return True
 
     @property
     def deadline_ms(self) -> int:
@@ -304,7 +341,7 @@ class SequencedSender:
         """Form the next batch from queued produces of one kind and give it its sequence."""
         members = [self._queue.popleft()]
         size, count = len(members[0].text), members[0].count
-        while self._queue and self._can_batch and self._queue[0].kind == members[0].kind:
+        while self._queue and self._can_batch and self._can_join(members[0], self._queue[0]):
             size += 1 + len(self._queue[0].text)
             count += self._queue[0].count
             if size > BATCH_TEXT_BYTES_MAX or count > BATCH_RECORDS_MAX:
@@ -315,6 +352,10 @@ class SequencedSender:
         self._batches_formed += 1
         self._sequence = next_sequence(self._sequence, batch.count)
         return batch
+
+    @staticmethod
+    def _can_join(first: PendingProduce, other: PendingProduce) -> bool:
+        return first.kind == other.kind and not (first.is_alone or other.is_alone)
 
     def succeeded(self, batch: InFlightBatch, base_offset: int) -> None:
         """Complete the produces of a batch that was appended at ``base_offset``; -1 for acks=0."""
@@ -327,27 +368,50 @@ class SequencedSender:
                 at += member.count
         self._begin_next_epoch()
 
-    def failed(self, batch: InFlightBatch, error: KafkaError, *, is_final: bool = False) -> None:
+    def failed(
+        self,
+        batch: InFlightBatch,
+        error: KafkaError,
+        *,
+        is_final: bool = False,
+        refused_record: int | None = None,
+    ) -> None:
         """Record a failed attempt; if the batch can be sent again, a later `due` returns it.
 
         ``is_final``: no retry can succeed, because the partition no longer exists.
+        ``refused_record``: index in the batch of the record that one of `CONTENT_REFUSALS` is
+        about, if it is known.
         """
         was_doubtful = batch.is_doubtful
         is_unknown = error.outcome is Outcome.UNKNOWN
         batch.step(BatchEvent.UNKNOWN if is_unknown else BatchEvent.REFUSED)
         batch.error = error
         self._sends_one_at_a_time = True
-        if error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or (is_final and was_doubtful):
+        # A repeat that is refused for a record proves that the log does not hold the batch, but not
+        # that an earlier attempt, still on its way, would be refused too.
+        is_refused_repeat = was_doubtful and error.code in CONTENT_REFUSALS
+        if (
+            error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+            or (is_final and was_doubtful)
+            or (is_refused_repeat and batch.is_doubtful)
+        ):
             error = KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN)
             self._give_up(batch, error)  # its offset is not known, and a retry can't tell
         elif batch.state is BatchState.VOID:
             self._has_gap = True
         elif batch.state is BatchState.READY:
-            self._refused(batch, error, is_final=is_final)
+            self._refused(batch, error, is_final=is_final, refused_record=refused_record)
         self._begin_next_epoch()
 
-    def _refused(self, batch: InFlightBatch, error: KafkaError, *, is_final: bool) -> None:
-        """Retry, renumber or give up a batch that surely is not appended."""
+    def _refused(
+        self,
+        batch: InFlightBatch,
+        error: KafkaError,
+        *,
+        is_final: bool,
+        refused_record: int | None,
+    ) -> None:
+        """Retry, renumber, take apart or give up a batch that surely is not appended."""
         is_early = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not batch.was_first
         if batch.is_partly_complete:
             self._has_gap = True  # renumber it, without the produces completed already
@@ -355,6 +419,8 @@ class SequencedSender:
             pass  # overtook the one before it on another connection: retry in its turn
         elif error.code in _SEQUENCE_REFUSALS:
             self._has_gap = True
+        elif error.code in CONTENT_REFUSALS and batch.split(refused_record):
+            self._has_gap = True  # renumber the parts
         elif is_final or error.code not in RETRIABLE_REFUSALS:
             self._give_up(batch, error)
 

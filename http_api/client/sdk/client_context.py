@@ -7,9 +7,11 @@ child, where connections and threads of the parent must not be used.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +25,17 @@ if TYPE_CHECKING:
     from http_api.client.sdk.settings import CommonConfig
 
 MS: Final = 1_000
+
+
+_CONTEXTS: Final[weakref.WeakSet[ClientContext]] = weakref.WeakSet()
+
+
+def _mark_forked() -> None:
+    for context in _CONTEXTS:
+        context.is_usable = False
+
+
+os.register_at_fork(after_in_child=_mark_forked)
 
 
 class ClientContext:
@@ -48,9 +61,12 @@ class ClientContext:
             checks_cluster=True,
             rebootstrap_s=config.rebootstrap_trigger_ms / MS,
         )
+        self.is_usable = True
+        """False after `close` and in a forked child: a quick look before `check_open`."""
         self._pid = os.getpid()
         self._is_closed = False
         self._lock = threading.Lock()
+        _CONTEXTS.add(self)
 
     @property
     def is_closed(self) -> bool:
@@ -76,6 +92,7 @@ class ClientContext:
 
     def close(self) -> bool:
         """Mark as closed; return True on the first call."""
+        self.is_usable = False
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         return not was_closed
@@ -95,6 +112,15 @@ class ClientContext:
         self.log.warning("%s", error)
         if self.config.on_error is not None:
             self.call_back(self.config.on_error, error)
+
+    async def call_back_async(self, callback: Callable[..., Any], *arguments: Any) -> None:
+        """Call a program's callback, and await what it returns if that can be awaited."""
+        try:
+            result = callback(*arguments)
+            if inspect.isawaitable(result):
+                await result
+        except Exception:
+            self.log.exception("callback failed callback=%r", callback)
 
     def call_back(self, callback: Callable[..., Any], *arguments: Any) -> None:
         """Call a program's callback; log what it raises, as no caller could handle it."""

@@ -90,8 +90,7 @@ class NewRecord:
     headers: Headers | None
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """Place of a record that was written, with the key and value as the program gave them.
 
     ``offset`` is -1 with ``acks=0``. ``timestamp`` is the record's own, in milliseconds; None where

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypedDict, TypeVar
 from urllib.parse import urlsplit
 
 from http_api.client.client_errors import ConfigError
@@ -193,6 +193,23 @@ class CommonConfig:
     on_stats: Callable[[dict[str, Any]], None] | None = function()
     """Called with `metrics()` every ``stats_interval_ms``."""
     stats_interval_ms: int = integer(0, 0, DAY_MS)
+
+
+class CommonKeywords(TypedDict, total=False):
+    """Keywords of every class but ``bootstrap_servers``; see `CommonConfig`."""
+
+    client_id: str | None
+    headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None
+    security: ClientSecurity | None
+    follow_leaders: bool
+    connect_timeout_ms: int
+    request_timeout_ms: int
+    api_timeout_ms: int
+    metadata_max_age_ms: int
+    rebootstrap_trigger_ms: int
+    on_error: Callable[[Exception], None] | None
+    on_stats: Callable[[dict[str, Any]], None] | None
+    stats_interval_ms: int
 
 
 ALIASES: Final = {

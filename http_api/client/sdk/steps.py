@@ -16,9 +16,9 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from http_api.client.calls import Answer, Call
 from http_api.client.client_errors import QuorumlogError
@@ -37,16 +37,30 @@ JOIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for this many seconds, or until the shell is notified; None: only until then."""
+    """Wait for this many seconds, or until the shell is notified; None: only until then.
+
+    One of those that wait in a ``group`` can be woken alone, by `notify_one`.
+    """
 
     seconds: float | None
+    group: str = ""
 
 
-Steps = Generator[Attempt | Pause, Answer | None, T]
-"""Attempts and pauses to make one after the other, and the result that they lead to.
+@dataclass(frozen=True, slots=True)
+class CallBacks:
+    """Call a program's functions, each with its arguments, while the lock is free.
+
+    An asyncio shell awaits what they return, if it can be awaited. What they raise is logged.
+    """
+
+    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]
+
+
+Steps = Generator[Attempt | Pause | CallBacks, Answer | None, T]
+"""Attempts, pauses and callbacks to make one after the other, and the result that they lead to.
 
 The shell sends the `Answer` of an attempt into the generator, or throws the `AttemptError` or
-`QuorumlogError` that it ended with; after a pause it sends None.
+`QuorumlogError` that it ended with; after anything else it sends None.
 """
 
 
@@ -81,6 +95,7 @@ class BlockingShell:
         self._context = context
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
+        self._groups = {"": self._changed}
         self._threads: list[threading.Thread] = []
         self._idle_clients: list[Client] = []
         self._clients_of_threads: dict[str, Client] = {}
@@ -124,8 +139,12 @@ class BlockingShell:
                     step = steps.throw(error) if error is not None else steps.send(value)
                     value, error = None, None
                     if isinstance(step, Pause):
-                        self._changed.wait(step.seconds)
+                        self._condition(step.group).wait(step.seconds)
                         continue
+                if isinstance(step, CallBacks):
+                    for function, arguments in step.calls:
+                        self._context.call_back(function, *arguments)
+                    continue
                 if step.wait_s:
                     time.sleep(step.wait_s)
                 try:
@@ -139,13 +158,27 @@ class BlockingShell:
             with self.lock:
                 steps.close()
 
+    def is_own_thread(self) -> bool:
+        """Return True in a thread of this shell: a program's callback calls back."""
+        return threading.current_thread() in self._threads
+
     def wait_until(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until a condition holds; False: not in time. The lock is held by the caller."""
         return self._changed.wait_for(is_true, timeout_s)
 
     def notify(self) -> None:
-        """Wake everything that pauses or waits; the lock is held by the caller."""
+        """Wake what waits, and pauses outside of a group; the lock is held by the caller."""
         self._changed.notify_all()
+
+    def notify_one(self, group: str) -> None:
+        """Wake one of those that pause in a group; the lock is held by the caller."""
+        self._condition(group).notify()
+
+    def _condition(self, group: str) -> threading.Condition:
+        found = self._groups.get(group)
+        if found is None:
+            found = self._groups[group] = threading.Condition(self.lock)
+        return found
 
     def interrupt(self, name: str) -> None:
         """End the request that the steps of this name wait for, if any, with a `LostError`."""
@@ -157,7 +190,8 @@ class BlockingShell:
         """Ask all steps to end, end their requests, and wait for their threads for a while."""
         with self.lock:
             self.is_stopping = True
-            self.notify()
+            for condition in self._groups.values():
+                condition.notify_all()
         for name in list(self._clients_of_threads):
             self.interrupt(name)
         for thread in self._threads:
@@ -194,7 +228,8 @@ class AsyncShell:
     def __init__(self, context: ClientContext) -> None:
         self._context = context
         self._client: AsyncClient | None = None
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], str] = {}
+        """The group of each wait, in the order in which they began."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests: dict[str, asyncio.Task[Answer]] = {}
         """The request that the steps of each name wait for."""
@@ -229,7 +264,11 @@ class AsyncShell:
                 step = steps.throw(error) if error is not None else steps.send(value)
                 value, error = None, None
                 if isinstance(step, Pause):
-                    await self._pause(step.seconds)
+                    await self._pause(step.seconds, step.group)
+                    continue
+                if isinstance(step, CallBacks):
+                    for function, arguments in step.calls:
+                        await self._context.call_back_async(function, *arguments)
                     continue
                 if step.wait_s:
                     await asyncio.sleep(step.wait_s)
@@ -266,6 +305,10 @@ class AsyncShell:
         if request is not None:
             request.cancel()
 
+    def is_own_task(self) -> bool:
+        """Return True in a task of this shell: a program's callback calls back."""
+        return asyncio.current_task() in self._tasks
+
     async def wait_until(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until a condition holds; False: not in time."""
         until_s = None if timeout_s is None else self.now_s() + timeout_s
@@ -276,27 +319,36 @@ class AsyncShell:
             await self._pause(left_s)
         return True
 
-    async def _pause(self, seconds: float | None) -> None:
+    async def _pause(self, seconds: float | None, group: str = "") -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
+        self._waiting[future] = group
         try:
             async with asyncio.timeout(seconds):
                 await future
         except TimeoutError:
             pass
         finally:
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
 
     def notify(self) -> None:
-        """Wake everything that pauses or waits."""
-        for future in self._waiting:
-            if not future.done():
+        """Wake what waits, and pauses outside of a group."""
+        for future, group in self._waiting.items():
+            if not group and not future.done():
                 future.set_result(None)
+
+    def notify_one(self, group: str) -> None:
+        """Wake one of those that pause in a group."""
+        for future, its_group in self._waiting.items():
+            if its_group == group and not future.done():
+                future.set_result(None)
+                return
 
     async def stop(self) -> None:
         """Ask all steps to end, end their requests, wait for a while, then cancel what is left."""
         self.is_stopping = True
-        self.notify()
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
         for name in list(self._requests):
             self.interrupt(name)
         current = asyncio.current_task()
@@ -316,6 +368,23 @@ class AsyncShell:
             await client.__aenter__()
             self._client = client
         return self._client
+
+
+def stats_steps(
+    shell: Shell,
+    on_stats: Callable[[dict[str, Any]], None],
+    interval_ms: int,
+    metrics: Callable[[], dict[str, Any]],
+) -> Steps[None]:
+    """Call ``on_stats`` with the metrics every ``interval_ms``, until the shell stops."""
+    due_s = shell.now_s() + interval_ms / 1_000
+    while not shell.is_stopping:
+        left_s = due_s - shell.now_s()
+        if left_s > 0:
+            yield Pause(left_s)
+        else:
+            due_s += interval_ms / 1_000
+            yield CallBacks([(on_stats, (metrics(),))])
 
 
 Shell = BlockingShell | AsyncShell

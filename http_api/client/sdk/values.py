@@ -34,28 +34,37 @@ NULL: Final = b"null"
 WORDS: Final = {Format.JSON: "json", Format.STRING: "string", Format.BINARY: "binary"}
 FORMATS: Final = ("auto", "json", "string", "binary")
 """Words of ``key_format`` and ``value_format``."""
+_dumps: Final = orjson.dumps
 Encoded = tuple[Format, bytes]
 Encode = Callable[[Any], Encoded]
 """Returns the format and the JSON text of a key or value; raises `InvalidRecordError`."""
 
 
+_ANY: Final = Format.ANY
+_JSON: Final = Format.JSON
+_BINARY: Final = Format.BINARY
+_BYTES: Final = (bytes, bytearray, memoryview)
+_PLAIN: Final = frozenset({str, int, bool})
+"""Classes whose values are JSON without a further look, except for lone surrogates."""
+
+
 def encode_auto(value: Any) -> Encoded:
     """Encode None as null, bytes as binary, and everything else as JSON."""
     if value is None:
-        return Format.ANY, NULL
-    if isinstance(value, bytes | bytearray | memoryview):
-        return Format.BINARY, _base64(value)
-    return Format.JSON, json_text(value)
+        return _ANY, NULL
+    if isinstance(value, _BYTES):
+        return _BINARY, _base64(value)
+    return _JSON, json_text(value)
 
 
 def json_text(value: Any) -> bytes:
     """Return a value as JSON text; raises `InvalidRecordError` for what JSON has no text for."""
     try:
-        text = orjson.dumps(value)
+        text = _dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"not a JSON value: {error}"
         raise InvalidRecordError(msg) from error
-    if NULL in text:  # orjson writes infinities and NaN as null
+    if value.__class__ not in _PLAIN and NULL in text:  # orjson writes infinities and NaN as null
         _refuse_non_finite(value)
     return text
 

@@ -1,0 +1,284 @@
+"""`AsyncProducer`: the asyncio twin of `Producer`, with the same names and settings.
+
+What waits is awaited; there is no thread. `ProducerCore` decides, `AsyncShell` runs it in tasks of
+the event loop in which the producer is first used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from typing_extensions import Unpack, override
+
+from http_api.client.client_errors import OutcomeUnknownError, QuorumlogError
+from http_api.client.sdk.client_context import ClientContext
+from http_api.client.sdk.producer_core import ProducerCore, SendResult, TopicState
+from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords, is_idempotent
+from http_api.client.sdk.record_fields import RecordEncoder, check_partition, chosen_partition
+from http_api.client.sdk.record_types import Headers, NewRecord, Receipt
+from http_api.client.sdk.settings import given_settings, read_settings
+from http_api.client.sdk.steps import AsyncShell, stats_steps
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from types import TracebackType
+
+MS: Final = 1_000
+
+OnDelivery = Callable[["QuorumlogError | None", Receipt], "Awaitable[object] | object"]
+"""Called once for a record, with the error or None; a coroutine is awaited."""
+
+
+class _AsyncResult(SendResult):
+    """An outcome that one task awaits."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @override
+    def settle(self, receipt: Receipt, error: QuorumlogError | None) -> None:
+        super().settle(receipt, error)
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class AsyncProducer:
+    """Writes records to topics, from the tasks of one event loop.
+
+    Settings are those of `ProducerConfig`. As an async context it flushes at the end of the block.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong; nothing is connected yet.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] | Mapping[str, object] | None = None,
+        **settings: Unpack[ProducerKeywords],
+    ) -> None:
+        given = given_settings(bootstrap_servers, settings)
+        config = read_settings(ProducerConfig, given)
+        has_sequences = is_idempotent(config, is_given="enable_idempotence" in given)
+        self._config = config
+        self._context = ClientContext("producer", config)
+        self._shell = AsyncShell(self._context)
+        random = Random(secrets.randbits(64))
+        self._core = ProducerCore(
+            config, self._context, self._shell.now_s, random, is_idempotent=has_sequences
+        )
+        self._fields = RecordEncoder(config).fields
+        self._choose = config.partitioner if callable(config.partitioner) else None
+        self._runs_callbacks = False
+        self._runs_stats = False
+        self._learning: dict[str, asyncio.Lock] = {}
+
+    async def produce(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        *,
+        headers: Headers | None = None,
+        timestamp: int | datetime | None = None,
+        on_delivery: OnDelivery | None = None,
+        callback: OnDelivery | None = None,
+    ) -> None:
+        """Take a record into the buffer, as `Producer.produce` does; waits for room only.
+
+        Cancelling the wait leaves the record out; one that was taken is written.
+
+        Raises:
+            InvalidRecordError: The record can't be written as it is given.
+            BufferFullError: The buffer stayed full for ``max_block_ms``.
+            QuorumlogError: The topic could not be looked up or created.
+            ClosedError: The producer is closed, or this is a forked process.
+        """
+        awaiting = on_delivery or callback
+        await self._take(topic, value, key, partition, headers, timestamp, awaiting)
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        *,
+        headers: Headers | None = None,
+        timestamp: int | datetime | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Write a record at once and return its receipt, as `Producer.send` does.
+
+        Raises:
+            QuorumlogError: The record was not written, or (``outcome``) that is not known.
+            OutcomeUnknownError: Not known within ``timeout`` seconds; it may still be written.
+        """
+        result = _AsyncResult()
+        await self._take(topic, value, key, partition, headers, timestamp, result)
+        try:
+            async with asyncio.timeout(timeout):
+                await result.future
+        except TimeoutError:
+            msg = f"the record for {topic} has no outcome yet after {timeout} s"
+            raise OutcomeUnknownError(msg) from None
+        return result.result()
+
+    async def _take(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        headers: Headers | None,
+        timestamp: int | datetime | None,
+        awaiting: OnDelivery | SendResult | None,
+    ) -> None:
+        """Encode a record, wait for room, and put it into the batch of its partition."""
+        context, core = self._context, self._core
+        context.check_open()
+        fields = self._fields(value, key, headers, timestamp)
+        state = core.topics.get(topic)
+        if state is None:
+            state = await self._learn(topic)
+        if partition is not None:
+            check_partition(partition)
+        elif self._choose is not None:
+            record = NewRecord(topic=topic, key=key, value=value, headers=headers)
+            candidates, count = state.candidates, state.partitions
+            partition = chosen_partition(self._choose, record, candidates, count)
+        while core.buffered_bytes >= core.sealed_bytes_max:
+            await self._wait_for_room()
+        context.check_open()
+        core.put(state, partition, fields, awaiting, key, value)
+        if awaiting is not None and not isinstance(awaiting, SendResult):
+            self._run_callbacks()
+        if core.has_news:
+            core.bring_worker(self._shell)
+
+    def _run_callbacks(self) -> None:
+        if not self._runs_callbacks:
+            self._runs_callbacks = True
+            self._shell.start("callbacks", lambda: self._core.callback_steps(self._shell))
+
+    async def _learn(self, topic: str) -> TopicState:
+        """Look up a topic once, however many tasks wait for it, so that records keep their order."""
+        if not isinstance(topic, str) or not topic:
+            msg = f"topic {topic!r}: expected a name"
+            raise TypeError(msg)
+        async with self._learning.setdefault(topic, asyncio.Lock()):
+            known = self._core.topics.get(topic)
+            if known is None:
+                retry_s = self._config.max_block_ms / MS
+                known = await self._shell.run(self._core.learn_topic(topic, retry_s))
+        self._learning.pop(topic, None)
+        config = self._config
+        if config.on_stats is not None and config.stats_interval_ms and not self._runs_stats:
+            self._runs_stats = True
+            stats = stats_steps(
+                self._shell, config.on_stats, config.stats_interval_ms, self.metrics
+            )
+            self._shell.start("stats", lambda: stats)
+        return known
+
+    async def _wait_for_room(self) -> None:
+        core, context = self._core, self._context
+        core.seal_all()
+        core.bring_worker(self._shell)
+        is_ready = await self._shell.wait_until(
+            lambda: core.buffered_bytes < core.sealed_bytes_max or not context.is_usable,
+            self._config.max_block_ms / MS,
+        )
+        context.check_open()
+        if not is_ready:
+            raise core.buffer_full()
+
+    async def flush(self, timeout: float | None = None) -> int:
+        """Send everything now, wait for the outcomes of all earlier calls and for their callbacks.
+
+        Returns the number of records not settled yet: 0, unless ``timeout`` seconds passed.
+
+        Raises:
+            DeliveryError: Records without a callback failed since the last flush.
+            ClosedError: The producer is closed, or this is a forked process.
+        """
+        self._context.check_open()
+        if self._shell.is_own_task():
+            msg = "flush waits for callbacks, so a callback can't call it"
+            raise RuntimeError(msg)
+        return await self._flush(timeout)
+
+    async def _flush(self, timeout: float | None) -> int:
+        core = self._core
+        is_callback = self._shell.is_own_task()
+        batches = core.incomplete()
+        core.seal_all()
+        if batches:
+            core.bring_worker(self._shell)
+        await self._shell.wait_until(
+            lambda: core.is_idle if is_callback else core.has_completed(batches), timeout
+        )
+        failure = core.take_failure()
+        if failure is not None:
+            raise failure
+        return core.unsettled
+
+    async def partitions_for(self, topic: str) -> list[int]:
+        """Return the partition numbers of a topic, which is created if it may be.
+
+        Raises:
+            QuorumlogError: It could not be looked up.
+        """
+        self._context.check_open()
+        state = self._core.topics.get(topic) or await self._learn(topic)
+        return list(range(state.partitions))
+
+    def metrics(self) -> dict[str, Any]:
+        """Return counts since the producer was made, and what waits in it."""
+        return self._core.metrics()
+
+    def __len__(self) -> int:
+        """Return the number of records without an outcome, or whose callback has not run."""
+        return self._core.unsettled
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush for up to ``timeout`` seconds, then end; a second call does nothing.
+
+        Records that have no outcome then fail, with ``outcome`` ``"unknown"`` where they may have
+        been written. In a callback it does not wait for other callbacks.
+
+        Raises:
+            DeliveryError: Records without a callback failed since the last flush.
+        """
+        if self._context.is_forked or not self._context.close():
+            return
+        error: QuorumlogError | None = None
+        try:
+            await self._flush(timeout)
+        except QuorumlogError as failure:
+            error = failure
+        finally:
+            self._core.give_up()
+            await self._shell.stop()
+        error = error or self._core.take_failure()
+        if error is not None:
+            raise error
+
+    async def __aenter__(self) -> Self:
+        self._context.check_open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,342 @@
+"""`Producer`: writes records from any number of threads, batched, in order and once.
+
+`produce` encodes a record and puts it into the open batch of its partition; worker threads send
+batches and a thread of its own runs callbacks (`ProducerCore` decides, `BlockingShell` runs it).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from typing_extensions import Unpack, override
+
+from http_api.client.client_errors import (
+    OutcomeUnknownError,
+    QuorumlogError,
+)
+from http_api.client.sdk.client_context import ClientContext
+from http_api.client.sdk.producer_core import (
+    ProducerCore,
+    SendResult,
+    TopicState,
+)
+from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords, is_idempotent
+from http_api.client.sdk.record_fields import (
+    RecordEncoder,
+    check_partition,
+    chosen_partition,
+)
+from http_api.client.sdk.record_types import Headers, NewRecord, Receipt
+from http_api.client.sdk.settings import given_settings, read_settings
+from http_api.client.sdk.steps import BlockingShell, stats_steps
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from types import TracebackType
+
+MS: Final = 1_000
+EXIT_FLUSH_S: Final = 10.0
+"""Longest time for which the interpreter's exit waits for records to be written."""
+
+OnDelivery = Callable[["QuorumlogError | None", Receipt], object]
+"""Called once for a record, with the error or None; the receipt's offset is -1 with an error."""
+
+
+class _BlockingResult(SendResult):
+    """An outcome that one thread waits for, without waking any other."""
+
+    __slots__ = ("_is_pending",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_pending = threading.Lock()
+        self._is_pending.acquire()
+
+    @override
+    def settle(self, receipt: Receipt, error: QuorumlogError | None) -> None:
+        super().settle(receipt, error)
+        self._is_pending.release()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Return True once the outcome is there, False after ``timeout_s`` seconds."""
+        return self._is_pending.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+
+
+_OPEN: Final[set[Producer]] = set()
+"""Producers that were not closed; the interpreter's exit flushes them."""
+_log = logging.getLogger("quorumlog.producer")
+
+
+@atexit.register
+def _close_all() -> None:
+    for producer in list(_OPEN):
+        try:
+            producer.close(EXIT_FLUSH_S)
+        except QuorumlogError as error:
+            _log.error("records were not delivered at the end of the program: %s", error)
+
+
+class Producer:
+    """Writes records to topics; any number of threads may use one.
+
+    ``Producer("host:8082", linger_ms=20)`` or ``Producer({"bootstrap.servers": …})``; settings are
+    those of `ProducerConfig`. As a context it flushes at the end of the block.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong; nothing is connected yet.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] | Mapping[str, object] | None = None,
+        **settings: Unpack[ProducerKeywords],
+    ) -> None:
+        given = given_settings(bootstrap_servers, settings)
+        config = read_settings(ProducerConfig, given)
+        has_sequences = is_idempotent(config, is_given="enable_idempotence" in given)
+        self._config = config
+        self._context = ClientContext("producer", config)
+        self._shell = BlockingShell(self._context)
+        self._lock = self._shell.lock
+        random = Random(secrets.randbits(64))
+        self._core = ProducerCore(
+            config, self._context, self._shell.now_s, random, is_idempotent=has_sequences
+        )
+        self._fields = RecordEncoder(config).fields
+        self._sealed_bytes_max = self._core.sealed_bytes_max
+        self._choose = config.partitioner if callable(config.partitioner) else None
+        self._runs_callbacks = False
+        if config.on_stats is not None and config.stats_interval_ms:
+            stats = stats_steps(self._shell, config.on_stats, config.stats_interval_ms, self._stats)
+            self._shell.start("stats", lambda: stats)
+        _OPEN.add(self)
+
+    def produce(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        *,
+        headers: Headers | None = None,
+        timestamp: int | datetime | None = None,
+        on_delivery: OnDelivery | None = None,
+        callback: OnDelivery | None = None,
+    ) -> None:
+        """Take a record into the buffer, to be sent with others; returns before it is written.
+
+        A record goes to ``partition``, else to that of its key, else where the ``partitioner`` puts
+        it. Records of one partition are written in the order of the calls. Blocks while the buffer
+        is full, and on the first use of a topic, each for up to ``max_block_ms``.
+
+        Args:
+            topic: The topic; it is created by its first record, unless the settings forbid it.
+            value: None, bytes, or anything that is JSON; see ``value_format``.
+            key: None, bytes, or anything that is JSON; see ``key_format``.
+            partition: Number of the partition.
+            headers: Pairs or a mapping of names and ``bytes``, ``str`` (as UTF-8) or None.
+            timestamp: Milliseconds since 1970, or a datetime with a time zone.
+            on_delivery: Called once, on a thread of the producer, in the order of the records of
+                the partition, with ``(error or None, receipt)``. What it raises is logged.
+            callback: Another name of ``on_delivery``.
+
+        Raises:
+            InvalidRecordError: The record can't be written as it is given.
+            BufferFullError: The buffer stayed full for ``max_block_ms``.
+            QuorumlogError: The topic could not be looked up or created.
+            ClosedError: The producer is closed, or this is a forked process.
+        """
+        self._take(topic, value, key, partition, headers, timestamp, on_delivery or callback)
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        *,
+        headers: Headers | None = None,
+        timestamp: int | datetime | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Write a record at once and return its receipt; takes what `produce` takes.
+
+        Raises:
+            QuorumlogError: The record was not written, or (``outcome``) that is not known.
+            OutcomeUnknownError: Not known within ``timeout`` seconds; it may still be written.
+        """
+        result = _BlockingResult()
+        self._take(topic, value, key, partition, headers, timestamp, result)
+        if not result.wait(timeout):
+            msg = f"the record for {topic} has no outcome yet after {timeout} s"
+            raise OutcomeUnknownError(msg)
+        return result.result()
+
+    def _take(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        headers: Headers | None,
+        timestamp: int | datetime | None,
+        awaiting: OnDelivery | SendResult | None,
+    ) -> None:
+        """Encode a record, wait for room, and put it into the batch of its partition."""
+        context, core = self._context, self._core
+        if not context.is_usable:
+            context.check_open()
+        fields = self._fields(value, key, headers, timestamp)
+        state = core.topics.get(topic)
+        if state is None:
+            state = self._learn(topic)
+        if partition is not None:
+            check_partition(partition)
+        elif self._choose is not None:
+            record = NewRecord(topic=topic, key=key, value=value, headers=headers)
+            candidates, count = state.candidates, state.partitions
+            partition = chosen_partition(self._choose, record, candidates, count)
+        with self._lock:
+            if core.buffered_bytes >= self._sealed_bytes_max:
+                self._wait_for_room()
+            if not context.is_usable:  # closed meanwhile: nothing would send the record
+                context.check_open()
+            core.put(state, partition, fields, awaiting, key, value)
+            if awaiting is not None and not self._runs_callbacks:
+                self._run_callbacks(awaiting)
+            if core.has_news:
+                core.bring_worker(self._shell)
+
+    def _run_callbacks(self, awaiting: OnDelivery | SendResult) -> None:
+        """Start the thread of callbacks with the first one; the lock is held."""
+        if not isinstance(awaiting, SendResult):
+            self._runs_callbacks = True
+            self._shell.start("callbacks", lambda: self._core.callback_steps(self._shell))
+
+    def _learn(self, topic: str) -> TopicState:
+        if not isinstance(topic, str) or not topic:
+            msg = f"topic {topic!r}: expected a name"
+            raise TypeError(msg)
+        return self._shell.run(self._core.learn_topic(topic, self._config.max_block_ms / MS))
+
+    def _wait_for_room(self) -> None:
+        """Wait until the buffer has room; the lock is held."""
+        core, context = self._core, self._context
+        core.seal_all()
+        core.bring_worker(self._shell)
+        is_ready = self._shell.wait_until(
+            lambda: core.buffered_bytes < self._sealed_bytes_max or not context.is_usable,
+            self._config.max_block_ms / MS,
+        )
+        context.check_open()
+        if not is_ready:
+            raise core.buffer_full()
+
+    def _stats(self) -> dict[str, Any]:
+        return self._core.metrics()
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Send everything now, wait for the outcomes of all earlier calls, and run their callbacks.
+
+        Returns the number of records not settled yet: 0, unless ``timeout`` seconds passed.
+
+        Raises:
+            DeliveryError: Records without a callback failed since the last flush.
+            ClosedError: The producer is closed, or this is a forked process.
+        """
+        self._context.check_open()
+        if self._shell.is_own_thread():
+            msg = "flush waits for callbacks, so a callback can't call it"
+            raise RuntimeError(msg)
+        return self._flush(timeout)
+
+    def _flush(self, timeout: float | None) -> int:
+        core = self._core
+        is_callback = self._shell.is_own_thread()
+        with self._lock:
+            batches = core.incomplete()
+            core.seal_all()
+            core.bring_worker(self._shell)
+            self._shell.wait_until(
+                lambda: core.is_idle if is_callback else core.has_completed(batches), timeout
+            )
+            failure, left = core.take_failure(), core.unsettled
+        if failure is not None:
+            raise failure
+        return left
+
+    def poll(self, timeout: float = 0) -> int:
+        """Wait up to ``timeout`` seconds for an outcome; return 0.
+
+        Callbacks run on a thread of their own, so this is not needed. It is here for programs that
+        were written for other clients.
+        """
+        self._context.check_open()
+        if timeout > 0:
+            with self._lock:
+                before = self._core.unsettled
+                self._shell.wait_until(lambda: self._core.unsettled < before, timeout)
+        return 0
+
+    def partitions_for(self, topic: str) -> list[int]:
+        """Return the partition numbers of a topic, which is created if it may be.
+
+        Raises:
+            QuorumlogError: It could not be looked up.
+        """
+        self._context.check_open()
+        state = self._core.topics.get(topic) or self._learn(topic)
+        return list(range(state.partitions))
+
+    def metrics(self) -> dict[str, Any]:
+        """Return counts since the producer was made, and what waits in it."""
+        with self._lock:
+            return self._core.metrics()
+
+    def __len__(self) -> int:
+        """Return the number of records without an outcome, or whose callback has not run."""
+        return self._core.unsettled
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush for up to ``timeout`` seconds, then end; a second call does nothing.
+
+        Records that have no outcome then fail, with ``outcome`` ``"unknown"`` where they may have
+        been written. In a callback it does not wait for other callbacks.
+
+        Raises:
+            DeliveryError: Records without a callback failed since the last flush.
+        """
+        if self._context.is_forked or not self._context.close():
+            return
+        error: QuorumlogError | None = None
+        try:
+            self._flush(timeout)
+        except QuorumlogError as failure:
+            error = failure
+        finally:
+            with self._lock:
+                self._core.give_up()
+            self._shell.stop()
+            _OPEN.discard(self)
+        with self._lock:
+            error = error or self._core.take_failure()
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Self:
+        self._context.check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

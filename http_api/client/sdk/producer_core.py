@@ -1,0 +1,662 @@
+"""The deciding core of `Producer` and `AsyncProducer`: batches, topics, work, and settlement. Pure.
+
+`append` puts a record into the open batch of its partition. A batch that is full, old enough or
+flushed is sealed into its `PartitionQueue`. Workers run `work_steps`: each takes the next batch due
+of any partition, or a topic to look up again, makes the request and reports the answer. Settled
+batches come back through `_settle`, which frees their memory, answers `send`, and queues callbacks
+for `callback_steps`.
+
+The shell's lock is held wherever this runs. Time is an argument, or that of the shell.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from http_api.client.admin import auto_create_topic, broker_urls, partition_leaders
+from http_api.client.calls import Call, Request, read_one, v3_path
+from http_api.client.client_errors import ApiError, BufferFullError, DeliveryError, QuorumlogError
+from http_api.client.sdk.delivery import (
+    ProduceAnswer,
+    delivery_error,
+    produce_call,
+    report_answer,
+    report_error,
+)
+from http_api.client.sdk.plain_sender import PlainSender
+from http_api.client.sdk.record_batch import (
+    RECORD_START,
+    Delivery,
+    PartitionQueue,
+    RecordBatch,
+)
+from http_api.client.sdk.record_fields import RecordFields
+from http_api.client.sdk.record_types import Receipt
+from http_api.client.sdk.steps import CallBacks, Pause, Steps, steps_of
+from http_api.contract.errors import RestCode
+from raft_metadata.common.errors import ErrorCode
+from raft_metadata.common.record_placement import (
+    KeylessRotation,
+    Partitioner,
+    keyless_candidates,
+    partition_for_key,
+)
+from raft_metadata.common.sequenced_sender import InFlightBatch, SequencedSender
+
+if TYPE_CHECKING:
+    from http_api.client.sdk.client_context import ClientContext
+    from http_api.client.sdk.producer_settings import ProducerConfig
+    from http_api.client.sdk.steps import Shell
+
+T = TypeVar("T")
+
+MS: Final = 1_000
+WORKERS: Final = "worker"
+WORKERS_MAX: Final = 8
+"""Requests of one producer under way at once."""
+EXPIRY_MS: Final = 200
+"""Time between two looks for records whose deadline has passed."""
+REFRESH_MS: Final = 1_000
+"""Time between two look-ups of a topic some of whose partitions fail."""
+OPEN_SHARE: Final = 4
+"""Open batches take at most one part in so many of the buffer, sealed ones the rest."""
+DELIVERY_BYTES: Final = 200
+"""Memory of an awaited record beside its text: its `Delivery`, key, value and callback."""
+TOPICS_MAX: Final = 10_000
+"""Topics that one producer remembers."""
+
+
+def new_producer_id(cluster_id: str) -> Call[int]:
+    """Return the call that allocates a producer id that is never given out again.
+
+    Its epochs begin with 0. An id whose answer is lost stays unused, which does no harm.
+    """
+    path = v3_path(cluster_id, "producer-ids")
+    request = Request(method="POST", path=path, body=b"{}", repeatable=True)
+    return read_one(request, lambda body: int(body["producer_id"]))
+
+
+class TopicState:
+    """A topic that records are written to: its partitions, and its open batches."""
+
+    __slots__ = (
+        "candidates",
+        "has_leader",
+        "is_failing",
+        "is_remade",
+        "keyless",
+        "learned_ms",
+        "name",
+        "open",
+        "partitions",
+        "rotation",
+        "topic_id",
+    )
+
+    def __init__(self, name: str, has_leader: Sequence[bool], start: int, now_ms: int) -> None:
+        self.name = name
+        self.rotation = KeylessRotation(start)
+        self.open: dict[int, RecordBatch] = {}
+        self.keyless: RecordBatch | None = None
+        """The open batch that takes records without a key."""
+        self.topic_id: str | None = None
+        """Id of the topic that was last written to; None: not known yet."""
+        self.is_remade = True
+        """True if the topic may have been deleted and created anew since the last look-up."""
+        self.partitions = 0
+        self.learn(has_leader, now_ms)
+
+    def learn(self, has_leader: Sequence[bool], now_ms: int) -> None:
+        """Note which partitions there are, and which have leaders.
+
+        A topic has fewer partitions than before only if it was created anew: else the broker that
+        answered is behind, and keys must not move back.
+        """
+        missing = 0 if self.is_remade else max(0, self.partitions - len(has_leader))
+        self.has_leader = (*has_leader, *(True,) * missing)
+        self.partitions = len(self.has_leader)
+        self.candidates = keyless_candidates(self.has_leader)
+        self.learned_ms = now_ms
+        self.is_failing = not all(self.has_leader)
+        self.is_remade = False
+
+    def learn_count(self, partitions: int, now_ms: int) -> None:
+        """Note the number of partitions that an answer names, if it is larger."""
+        if partitions > self.partitions:
+            self.learn(self.has_leader + (True,) * (partitions - self.partitions), now_ms)
+
+
+class SendResult:
+    """The outcome that one call of `send` waits for; the twins wait in ways of their own."""
+
+    __slots__ = ("error", "receipt")
+
+    def __init__(self) -> None:
+        self.receipt: Receipt | None = None
+        self.error: QuorumlogError | None = None
+
+    def settle(self, receipt: Receipt, error: QuorumlogError | None) -> None:
+        """Take the outcome; called once, under the shell's lock."""
+        self.receipt, self.error = receipt, error
+
+    def result(self) -> Receipt:
+        """Return the receipt of a settled send, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        assert self.receipt is not None
+        return self.receipt
+
+
+@dataclass(frozen=True, slots=True)
+class _SendBatch:
+    queue: PartitionQueue
+    batch: InFlightBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _LookUp:
+    topic: TopicState
+
+
+@dataclass(frozen=True, slots=True)
+class _NewProducerId:
+    sender: SequencedSender
+
+
+Work = _SendBatch | _LookUp | _NewProducerId
+
+
+@dataclass(slots=True)
+class ProducerCounts:
+    """Counts since the producer was made, for `metrics`."""
+
+    records_sent: int = 0
+    records_failed: int = 0
+    requests: int = 0
+    failed_requests: int = 0
+    bytes_sent: int = 0
+
+
+class ProducerCore:
+    """State of one producer, under its shell's lock."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        context: ClientContext,
+        now_s: Callable[[], float],
+        random: Random,
+        *,
+        is_idempotent: bool,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._now_s = now_s
+        self._random = random
+        self.is_idempotent = is_idempotent
+        self._producer_id: int | None = None
+        self._has_learned_brokers = False
+        self.topics: dict[str, TopicState] = {}
+        self.buffered_bytes = 0
+        """Size of the sealed batches that are not settled, and of all deliveries."""
+        self._sealed_records = 0
+        """Records in sealed batches without an outcome, or whose callback has not run."""
+        self._open_bytes_max = config.buffer_memory // OPEN_SHARE
+        self.sealed_bytes_max = config.buffer_memory - self._open_bytes_max
+        """Value of `buffered_bytes` at which `produce` blocks."""
+        self._batch_bytes = config.batch_size
+        """Size at which a batch is full: less than the setting where many are open."""
+        self._is_sticky = config.partitioner == Partitioner.STICKY.value
+        self._open: dict[RecordBatch, TopicState] = {}
+        """Open batches, the oldest first."""
+        self._queues: dict[tuple[str, int], PartitionQueue] = {}
+        self._active: dict[PartitionQueue, None] = {}
+        """Queues with batches, the one that was given out the longest ago first."""
+        self._incomplete: set[RecordBatch] = set()
+        """Batches not settled, or whose callbacks have not run."""
+        self._look_ups: dict[str, TopicState] = {}
+        self._senders_without_id: set[SequencedSender] = set()
+        self._next_expiry_ms = 0
+        self._completed: deque[tuple[RecordBatch, list[Delivery]]] = deque()
+        """Settled batches whose callbacks are to be run."""
+        self._failed_silently = 0
+        self._first_failure: QuorumlogError | None = None
+        self.counts = ProducerCounts()
+        self.has_news = False
+        """True if a worker may have to act, or to wake earlier, since the shell was notified."""
+        self._idle_workers = 0
+        self._workers = 0
+        self._has_timer = False
+        """True while one of the idle workers wakes by itself when something is due."""
+
+    def now_ms(self) -> int:
+        """Return the monotonic time in milliseconds."""
+        return round(self._now_s() * MS)
+
+    # records
+
+    def put(
+        self,
+        topic: TopicState,
+        partition: int | None,
+        fields: RecordFields,
+        awaiting: object,
+        key: Any,
+        value: Any,
+    ) -> None:
+        """Put a record into the open batch of its partition, which is sealed once it is full.
+
+        Args:
+            topic: The record's topic.
+            partition: Its partition; None: by its key, else the next in turn.
+            fields: What is written.
+            awaiting: The callback or `SendResult` that gets the outcome; None: nothing does.
+            key: For the receipt, the key as the program gave it.
+            value: For the receipt, the value as the program gave it.
+        """
+        key_format, value_format, text, view, timestamp_ms = fields
+        batch: RecordBatch | None
+        if partition is None and view is None:
+            batch = topic.keyless
+            if batch is None or batch.queue is not None or not self._is_sticky:
+                batch = self._next_keyless(topic)
+        else:
+            if partition is None:
+                assert view is not None
+                partition = partition_for_key(view, topic.partitions)
+            batch = topic.open.get(partition)
+            if batch is None:
+                batch = self._open_batch(topic, partition)
+        if (
+            batch.value_format is not value_format or batch.key_format is not key_format
+        ) and not batch.takes(key_format, value_format):
+            self.seal(topic, batch)
+            batch = self._open_batch(topic, batch.partition)
+            batch.takes(key_format, value_format)
+        buffer = batch.buffer
+        buffer += RECORD_START
+        buffer += text
+        batch.count += 1
+        if awaiting is not None:
+            batch.deliveries.append(Delivery(batch.count - 1, awaiting, key, value, timestamp_ms))
+            self.buffered_bytes += DELIVERY_BYTES
+            if isinstance(awaiting, SendResult):
+                self.seal(topic, batch)
+                return
+        if len(buffer) >= self._batch_bytes:
+            self.seal(topic, batch)
+
+    def _next_keyless(self, topic: TopicState) -> RecordBatch:
+        """Return the open batch that the next record without a partition and a key goes into."""
+        number = topic.rotation.next_of(topic.candidates)
+        topic.keyless = topic.open.get(number) or self._open_batch(topic, number)
+        return topic.keyless
+
+    def _open_batch(self, topic: TopicState, partition: int) -> RecordBatch:
+        now_ms = self.now_ms()
+        deadline_ms = now_ms + self._config.delivery_timeout_ms
+        batch = topic.open[partition] = RecordBatch(topic.name, partition, now_ms, deadline_ms)
+        self._open[batch] = topic
+        self._limit_batches()
+        self._incomplete.add(batch)
+        self.has_news = True
+        return batch
+
+    def seal(self, topic: TopicState, batch: RecordBatch) -> None:
+        """End the filling of a batch and queue it to be sent."""
+        del topic.open[batch.partition]
+        del self._open[batch]
+        self._limit_batches()
+        if not batch.count:
+            self._incomplete.discard(batch)
+            return
+        place = (topic.name, batch.partition)
+        queue = self._queues.get(place)
+        if queue is None:
+            queue = self._queues[place] = PartitionQueue(*place, self._new_sender(), self._settle)
+        queue.add(batch)
+        self._sealed_records += batch.count
+        self.buffered_bytes += batch.size_bytes
+        self._active[queue] = None
+        self.has_news = True
+
+    def _limit_batches(self) -> None:
+        share = self._open_bytes_max // (len(self._open) or 1)
+        self._batch_bytes = min(self._config.batch_size, share)
+
+    def seal_due(self, now_ms: int) -> None:
+        """Seal the open batches that have waited for ``linger_ms``."""
+        until_ms = now_ms - self._config.linger_ms
+        while self._open:
+            batch, topic = next(iter(self._open.items()))
+            if batch.opened_ms > until_ms:
+                return
+            self.seal(topic, batch)
+
+    def seal_all(self) -> None:
+        """Seal every open batch, whatever its age."""
+        for batch, topic in list(self._open.items()):
+            self.seal(topic, batch)
+
+    def _new_sender(self) -> SequencedSender | PlainSender:
+        if not self.is_idempotent:
+            return PlainSender()
+        assert self._producer_id is not None
+        return SequencedSender(self._producer_id)
+
+    # topics
+
+    def learn_topic(self, name: str, retry_s: float) -> Steps[TopicState]:
+        """Look up a topic, creating it if it may be, and return its state.
+
+        Raises:
+            QuorumlogError: It does not exist, or no broker tells within ``retry_s`` seconds.
+        """
+        until_s = self._now_s() + retry_s
+        has_leader = yield from self._look_up(name, until_s)
+        yield from self._start(self._left_s(until_s))
+        now_ms = self.now_ms()
+        topic = self.topics.get(name)
+        if topic is not None:
+            topic.learn(has_leader, now_ms)
+            return topic
+        if len(self.topics) >= TOPICS_MAX:
+            self._forget_topics()
+        start = self._random.randrange(1 << 30)
+        topic = self.topics[name] = TopicState(name, has_leader, start, now_ms)
+        return topic
+
+    def _look_up(self, name: str, until_s: float) -> Steps[Sequence[bool]]:
+        """Return which partitions of a topic have leaders; create the topic if it may be."""
+        while True:
+            try:
+                return (yield from self._steps(partition_leaders(name), self._left_s(until_s)))
+            except ApiError as error:
+                is_unknown = error.code == RestCode.TOPIC_NOT_FOUND
+                if not is_unknown or not self._config.allow_auto_create_topics:
+                    raise
+            cluster_id = self._context.routes.cluster_id
+            assert cluster_id is not None
+            yield from self._steps(auto_create_topic(cluster_id, name), self._left_s(until_s))
+
+    def _left_s(self, until_s: float) -> float:
+        return max(0.0, until_s - self._now_s())
+
+    def _start(self, retry_s: float) -> Steps[None]:
+        """Take a producer id, and learn the cluster's brokers, before the first record."""
+        cluster_id = self._context.routes.cluster_id
+        assert cluster_id is not None
+        if self.is_idempotent and self._producer_id is None:
+            found = yield from self._steps(new_producer_id(cluster_id), retry_s)
+            if self._producer_id is None:
+                self._producer_id = found
+        if not self._has_learned_brokers:
+            self._has_learned_brokers = True
+            urls = yield from self._steps(broker_urls(cluster_id), retry_s)
+            self._context.routes.add_brokers(urls)
+
+    def _steps(self, call: Call[T], retry_s: float) -> Steps[T]:
+        return steps_of(call, self._context, self._now_s, retry_s)
+
+    def _forget_topics(self) -> None:
+        """Forget the topics without open batches; they are looked up again when they are used."""
+        self.topics = {name: topic for name, topic in self.topics.items() if topic.open}
+
+    def _note_answer(self, topic_name: str, answer: ProduceAnswer) -> None:
+        topic = self.topics.get(topic_name)
+        if topic is None:
+            return
+        if topic.topic_id is None:
+            topic.topic_id = answer.topic_id
+        if answer.topic_id is not None and answer.topic_id != topic.topic_id:
+            topic.topic_id, topic.is_remade = answer.topic_id, True
+            self._look_ups[topic.name] = topic
+        elif answer.partitions is not None:
+            topic.learn_count(answer.partitions, self.now_ms())
+
+    # work
+
+    def next_work(self, now_ms: int) -> Work | None:
+        """Return what a worker should do next, marked as under way, or None."""
+        self.seal_due(now_ms)
+        if now_ms >= self._next_expiry_ms:
+            self._expire(now_ms)
+        if self._senders_without_id:
+            return _NewProducerId(self._senders_without_id.pop())
+        if self._look_ups:
+            return _LookUp(self._look_ups.popitem()[1])
+        for queue in self._active:
+            batch = queue.due(now_ms, self._config.max_in_flight)
+            if batch is not None:
+                del self._active[queue]
+                self._active[queue] = None
+                return _SendBatch(queue, batch)
+        return None
+
+    def _wait_s(self, now_ms: int) -> float | None:
+        """Return the seconds until there may be work without anything else happening."""
+        due = []
+        if self._open:
+            due.append(next(iter(self._open)).opened_ms + self._config.linger_ms)
+        if self._active:
+            due.append(self._next_expiry_ms)
+            due += [each.not_before_ms for each in self._active if each.not_before_ms > now_ms]
+        return max(0.0, (min(due) - now_ms) / MS) if due else None
+
+    def _expire(self, now_ms: int) -> None:
+        self._next_expiry_ms = now_ms + EXPIRY_MS
+        for queue in list(self._active):
+            queue.sender.expire(now_ms)
+            self._forget_if_idle(queue)
+        for topic in self.topics.values():
+            age_ms = now_ms - topic.learned_ms
+            is_old = age_ms >= self._config.metadata_max_age_ms and bool(topic.open)
+            if is_old or (topic.is_failing and age_ms >= REFRESH_MS):
+                topic.learned_ms = now_ms
+                self._look_ups[topic.name] = topic
+
+    def _forget_if_idle(self, queue: PartitionQueue) -> None:
+        if queue.sender.is_idle:
+            self._active.pop(queue, None)
+
+    def work_steps(self, shell: Shell) -> Steps[None]:
+        """Do what is due, until the producer stops; several workers run these steps."""
+        while not shell.is_stopping:
+            now_ms = self.now_ms()
+            work = self.next_work(now_ms)
+            if work is not None:
+                if len(self._active) > 1 or (self._open and not self._has_timer):
+                    self.bring_worker(shell)
+                yield from self._do(work)
+                shell.notify()
+                continue
+            self._idle_workers += 1
+            has_timer, self._has_timer = self._has_timer, True
+            yield Pause(None if has_timer else self._wait_s(now_ms), WORKERS)
+            self._idle_workers -= 1
+            if not has_timer:
+                self._has_timer = False
+
+    def bring_worker(self, shell: Shell) -> None:
+        """Wake an idle worker, or start another one, to look at what is due."""
+        self.has_news = False
+        if self._idle_workers:
+            shell.notify_one(WORKERS)
+        elif self._workers < WORKERS_MAX:
+            self._workers += 1
+            shell.start(f"{WORKERS}-{self._workers}", lambda: self.work_steps(shell))
+
+    def _do(self, work: Work) -> Steps[None]:
+        match work:
+            case _SendBatch(queue, batch):
+                yield from self._send(queue, batch)
+            case _LookUp(topic):
+                try:
+                    yield from self.learn_topic(topic.name, 0.0)
+                except QuorumlogError as error:
+                    self._context.log.warning(
+                        "look-up failed topic=%s reason=%s", topic.name, error
+                    )
+            case _NewProducerId(sender):
+                cluster_id = self._context.routes.cluster_id
+                assert cluster_id is not None
+                try:  # a failure is retried with the next batch: many epochs are left
+                    spare = yield from self._steps(new_producer_id(cluster_id), 0.0)
+                    sender.spare_producer_id = spare
+                except QuorumlogError as error:
+                    self._context.log.warning("no new producer id reason=%s", error)
+
+    def _send(self, queue: PartitionQueue, batch: InFlightBatch) -> Steps[None]:
+        call = produce_call(
+            queue.topic,
+            queue.partition,
+            batch,
+            self._config.acks,
+            left_ms=batch.deadline_ms - self.now_ms(),
+            request_timeout_ms=self._config.request_timeout_ms,
+        )
+        self.counts.requests += 1
+        try:
+            answer = yield from self._steps(call, 0.0)
+        except QuorumlogError as error:
+            is_written = False
+            queue.end_attempt()
+            report_error(queue, batch, error)
+        else:
+            queue.end_attempt()
+            is_written = report_answer(queue, batch, answer)
+            self._note_answer(queue.topic, answer)
+        if is_written:
+            queue.has_written()
+            self.counts.bytes_sent += len(batch.text)
+        else:
+            self.counts.failed_requests += 1
+            self._failed(queue, batch)
+        self._forget_if_idle(queue)
+
+    def _failed(self, queue: PartitionQueue, batch: InFlightBatch) -> None:
+        config = self._config
+        queue.pause(self.now_ms(), config.retry_backoff_ms, config.retry_backoff_max_ms)
+        topic = self.topics.get(queue.topic)
+        if topic is not None:
+            topic.is_failing = True
+            error = batch.error
+            if error is not None and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                topic.is_remade = True
+        sender = queue.sender
+        if isinstance(sender, SequencedSender) and sender.needs_producer_id:
+            self._senders_without_id.add(sender)
+
+    # outcomes
+
+    def _settle(self, batch: RecordBatch) -> None:
+        """Take a settled batch: free its memory, answer `send`, and queue its callbacks."""
+        self.buffered_bytes -= batch.size_bytes + DELIVERY_BYTES * len(batch.deliveries)
+        error = None if batch.error is None else delivery_error(batch.error)
+        awaited = []
+        for each in batch.deliveries:
+            if isinstance(each.awaiting, SendResult):
+                each.awaiting.settle(_receipt(batch, each), error)
+            else:
+                awaited.append(each)
+        if error is None:
+            self.counts.records_sent += batch.count
+        else:
+            self.counts.records_failed += batch.count
+            self._note_silent_failure(batch, error)
+        self._sealed_records -= batch.count - len(awaited)
+        if awaited:
+            self._completed.append((batch, awaited))
+        else:
+            self._complete(batch)
+
+    def _note_silent_failure(self, batch: RecordBatch, error: QuorumlogError) -> None:
+        count = batch.count - len(batch.deliveries)
+        if count:
+            self._failed_silently += count
+            self._first_failure = self._first_failure or error
+
+    def _complete(self, batch: RecordBatch) -> None:
+        origin = batch.origin
+        origin.parts_left -= 1
+        if origin.parts_left == 0:
+            self._incomplete.discard(origin)
+
+    def callback_steps(self, shell: Shell) -> Steps[None]:
+        """Run callbacks, in order, until the producer stops and none is left."""
+        while self._completed or not shell.is_stopping:
+            if not self._completed:
+                yield Pause(None)
+                continue
+            batch, awaited = self._completed.popleft()
+            error = None if batch.error is None else delivery_error(batch.error)
+            yield CallBacks([(each.awaiting, (error, _receipt(batch, each))) for each in awaited])
+            self._sealed_records -= len(awaited)
+            self._complete(batch)
+            shell.notify()
+
+    @property
+    def unsettled(self) -> int:
+        """Number of records without an outcome, or whose callback has not run."""
+        return self._sealed_records + sum(batch.count for batch in self._open)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if every record has an outcome, even if callbacks are still to run."""
+        return not self._open and not self._active
+
+    def metrics(self) -> dict[str, Any]:
+        """Return counts since the start, and what waits."""
+        return {
+            **asdict(self.counts),
+            "records_waiting": self.unsettled,
+            "buffered_bytes": self.buffered_bytes,
+            "topics": len(self.topics),
+            "workers": self._workers,
+        }
+
+    def buffer_full(self) -> BufferFullError:
+        """Return the error for a buffer that stayed full."""
+        return BufferFullError(
+            f"the buffer was full for max_block_ms={self._config.max_block_ms}: "
+            f"{self.unsettled} records with {self.buffered_bytes} bytes wait"
+        )
+
+    def incomplete(self) -> frozenset[RecordBatch]:
+        """Return the batches that a flush has to wait for."""
+        return frozenset(self._incomplete)
+
+    def has_completed(self, batches: frozenset[RecordBatch]) -> bool:
+        """Return True if none of these batches is left."""
+        return self._incomplete.isdisjoint(batches)
+
+    def take_failure(self) -> DeliveryError | None:
+        """Return the error about records without a callback that failed since the last call."""
+        if self._first_failure is None:
+            return None
+        error = DeliveryError(self._failed_silently, self._first_failure)
+        self._failed_silently, self._first_failure = 0, None
+        return error
+
+    def give_up(self) -> None:
+        """Settle every record that is left, because the producer is closed."""
+        self.seal_all()
+        for queue in list(self._active):
+            queue.sender.give_up()
+        self._active.clear()
+
+
+def _receipt(batch: RecordBatch, delivery: Delivery) -> Receipt:
+    offset = batch.base_offset
+    return Receipt(
+        batch.topic,
+        batch.partition,
+        offset + delivery.at if offset >= 0 else offset,
+        delivery.timestamp,
+        delivery.key,
+        delivery.value,
+    )
