@@ -77,6 +77,7 @@ class AsyncProducer:
         self._choose = config.partitioner if callable(config.partitioner) else None
         self._runs_callbacks = False
         self._runs_stats = False
+        self._has_filled_batch = False
         self._learning: dict[str, asyncio.Lock] = {}
 
     async def produce(
@@ -154,6 +155,9 @@ class AsyncProducer:
             record = NewRecord(topic=topic, key=key, value=value, headers=headers)
             candidates, count = state.candidates, state.partitions
             partition = chosen_partition(self._choose, record, candidates, count)
+        if self._has_filled_batch:
+            self._has_filled_batch = False
+            await asyncio.sleep(0)  # let the workers run, even if the program never waits
         while core.buffered_bytes >= core.sealed_bytes_max:
             await self._wait_for_room()
         context.check_open()
@@ -161,6 +165,7 @@ class AsyncProducer:
         if awaiting is not None and not isinstance(awaiting, SendResult):
             self._run_callbacks()
         if core.has_news:
+            self._has_filled_batch = True
             core.bring_worker(self._shell)
 
     def _run_callbacks(self) -> None:
@@ -169,7 +174,7 @@ class AsyncProducer:
             self._shell.start("callbacks", lambda: self._core.callback_steps(self._shell))
 
     async def _learn(self, topic: str) -> TopicState:
-        """Look up a topic once, however many tasks wait for it, so that records keep their order."""
+        """Look up a topic, once for all tasks that wait for it."""
         if not isinstance(topic, str) or not topic:
             msg = f"topic {topic!r}: expected a name"
             raise TypeError(msg)

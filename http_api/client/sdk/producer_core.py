@@ -228,10 +228,12 @@ class ProducerCore:
         self.counts = ProducerCounts()
         self.has_news = False
         """True if a worker may have to act, or to wake earlier, since the shell was notified."""
+        self._has_settled = False
+        """True if a batch was settled since the shell was notified."""
         self._idle_workers = 0
         self._workers = 0
-        self._has_timer = False
-        """True while one of the idle workers wakes by itself when something is due."""
+        self._timer_ms: int | None = None
+        """Earliest time at which an idle worker wakes by itself; None: none does."""
 
     def now_ms(self) -> int:
         """Return the monotonic time in milliseconds."""
@@ -437,15 +439,12 @@ class ProducerCore:
                 return _SendBatch(queue, batch)
         return None
 
-    def _wait_s(self, now_ms: int) -> float | None:
-        """Return the seconds until there may be work without anything else happening."""
-        due = []
+    def _due_ms(self, now_ms: int) -> int | None:
+        """Return the time at which there may be work without anything else happening, or None."""
+        due = [each.not_before_ms for each in self._active if each.not_before_ms > now_ms]
         if self._open:
             due.append(next(iter(self._open)).opened_ms + self._config.linger_ms)
-        if self._active:
-            due.append(self._next_expiry_ms)
-            due += [each.not_before_ms for each in self._active if each.not_before_ms > now_ms]
-        return max(0.0, (min(due) - now_ms) / MS) if due else None
+        return min(due, default=None)
 
     def _expire(self, now_ms: int) -> None:
         self._next_expiry_ms = now_ms + EXPIRY_MS
@@ -468,18 +467,32 @@ class ProducerCore:
         while not shell.is_stopping:
             now_ms = self.now_ms()
             work = self.next_work(now_ms)
+            if self._has_settled:  # time was over for some records
+                self._has_settled = False
+                shell.notify()
+            due_ms = self._due_ms(now_ms)
             if work is not None:
-                if len(self._active) > 1 or (self._open and not self._has_timer):
+                if len(self._active) > 1 or self._needs_timer(due_ms):
                     self.bring_worker(shell)
                 yield from self._do(work)
                 shell.notify()
+                self._has_settled = False
                 continue
+            if self._active:
+                due_ms = min(due_ms or self._next_expiry_ms, self._next_expiry_ms)
+            pause_s = None
+            if due_ms is not None and self._needs_timer(due_ms):
+                self._timer_ms = due_ms
+                pause_s = max(0.0, (due_ms - now_ms) / MS)
             self._idle_workers += 1
-            has_timer, self._has_timer = self._has_timer, True
-            yield Pause(None if has_timer else self._wait_s(now_ms), WORKERS)
+            yield Pause(pause_s, WORKERS)
             self._idle_workers -= 1
-            if not has_timer:
-                self._has_timer = False
+            if pause_s is not None and self._timer_ms == due_ms:
+                self._timer_ms = None
+
+    def _needs_timer(self, due_ms: int | None) -> bool:
+        """Return True if no idle worker wakes by itself at this time."""
+        return due_ms is not None and (self._timer_ms is None or self._timer_ms > due_ms)
 
     def bring_worker(self, shell: Shell) -> None:
         """Wake an idle worker, or start another one, to look at what is due."""
@@ -547,6 +560,7 @@ class ProducerCore:
             error = batch.error
             if error is not None and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 topic.is_remade = True
+                self._look_ups[topic.name] = topic
         sender = queue.sender
         if isinstance(sender, SequencedSender) and sender.needs_producer_id:
             self._senders_without_id.add(sender)
@@ -555,6 +569,7 @@ class ProducerCore:
 
     def _settle(self, batch: RecordBatch) -> None:
         """Take a settled batch: free its memory, answer `send`, and queue its callbacks."""
+        self._has_settled = True
         self.buffered_bytes -= batch.size_bytes + DELIVERY_BYTES * len(batch.deliveries)
         error = None if batch.error is None else delivery_error(batch.error)
         awaited = []

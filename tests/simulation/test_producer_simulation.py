@@ -1,0 +1,117 @@
+"""The SDK's producer in virtual time: each record once, in order, each callback once (rule F1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from http_api.client.client_errors import QuorumlogError
+from raft_metadata.common.errors import Outcome
+from tests.support.produced_world import ProducedWorld, Troubles
+
+HARD = Troubles(lost_request=0.15, lost_answer=0.15, refused=0.15)
+
+
+def judge(world: ProducedWorld, produced: list[tuple[object, object]]) -> None:
+    """Compare the logs with the callbacks."""
+    everywhere = Counter(
+        value for part in [*world.partitions, *world.old_partitions] for value, _ in part.log
+    )
+    assert set(world.outcomes) == {value for value, _ in produced}, "a callback is missing"
+    for value, (error, receipt) in world.outcomes.items():
+        if error is None:
+            assert everywhere[value] == 1, f"{value} is there {everywhere[value]} times"
+            log = world.partitions[receipt.partition].log if not world.old_partitions else None
+            if log is not None:
+                assert log[receipt.offset][0] == value
+        elif error.outcome is Outcome.NOT_WRITTEN:
+            assert everywhere[value] == 0, f"{value} is there, and its error says it is not"
+        else:
+            assert everywhere[value] <= 1
+    order = {value: at for at, (value, _) in enumerate(produced)}
+    for part in world.partitions:
+        found = [order[value] for value, _ in part.log]
+        assert found == sorted(found), "a partition is not in the order of the calls"
+    for number in {number for number, _ in world.callbacks}:
+        called = [order[value] for at, value in world.callbacks if at == number]
+        assert called == sorted(called), "callbacks are not in the order of the records"
+
+
+def history(world: ProducedWorld, records: int, bad: float = 0.0) -> list[tuple[object, object]]:
+    """Produce records with pauses and flushes; return their values and keys."""
+    produced: list[tuple[object, object]] = []
+    for at in range(records):
+        value = f"bad{at}" if world.random.random() < bad else at
+        key = world.random.choice([None, "a", "b", "c"])
+        world.produce(value, key)
+        produced.append((value, key))
+        chance = world.random.random()
+        if chance < 0.2:
+            world.until(lambda: False, world.random.random() * 0.05)
+        elif chance < 0.23:
+            world.flush()
+    assert world.flush()
+    return produced
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rule_f1_each_record_is_there_once_and_in_order(seed: int) -> None:
+    world = ProducedWorld(seed, HARD, linger_ms=20, batch_size=300)
+    produced = history(world, 120)
+    judge(world, produced)
+    assert all(error is None for error, _ in world.outcomes.values())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_refused_record_fails_alone(seed: int) -> None:
+    world = ProducedWorld(seed, Troubles(refused=0.2), linger_ms=20)
+    produced = history(world, 120, bad=0.1)
+    judge(world, produced)
+    for value, (error, _) in world.outcomes.items():
+        assert (error is not None) is str(value).startswith("bad")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_refused_records_and_lost_answers_repeat_nothing(seed: int) -> None:
+    world = ProducedWorld(seed, HARD, linger_ms=20)
+    judge(world, history(world, 120, bad=0.1))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_records_whose_time_is_over_have_an_honest_outcome(seed: int) -> None:
+    troubles = Troubles(lost_request=0.5, lost_answer=0.3, refused=0.2)
+    world = ProducedWorld(seed, troubles, delivery_timeout_ms=400, linger_ms=5)
+    produced = history(world, 120)
+    judge(world, produced)
+    assert any(isinstance(error, QuorumlogError) for error, _ in world.outcomes.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("acks", ["1", "0"])
+def test_rule_f1_without_sequences_nothing_is_sent_twice_in_doubt(seed: int, acks: str) -> None:
+    world = ProducedWorld(seed, HARD, acks=acks, linger_ms=20)
+    judge(world, history(world, 120, bad=0.05))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_added_partitions_are_used_and_a_topic_made_anew_is_noticed(seed: int) -> None:
+    world = ProducedWorld(seed, Troubles(lost_answer=0.1, refused=0.1), partitions=2, linger_ms=5)
+    produced = history(world, 40)
+    world.partitions += [type(world.partitions[0])() for _ in range(3)]
+    for at in range(200, 300):
+        world.produce(at)
+        produced.append((at, None))
+        world.until(lambda: False, 0.01)
+    assert world.flush()
+    judge(world, produced)
+    assert all(part.log for part in world.partitions), "a new partition got nothing"
+    world.remake_topic(3)
+    for at in range(400, 500):
+        world.produce(at, key=at % 7)
+        produced.append((at, None))
+        world.until(lambda: False, 0.02)
+    assert world.flush()
+    later = [at for at, (error, _) in world.outcomes.items() if isinstance(at, int) and at >= 450]
+    assert all(world.outcomes[at][0] is None for at in later)
+    judge(world, produced)
