@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from http_api.client.calls import Answer, Call, Request, path_of
 from http_api.client.client_errors import ApiError, QuorumlogError
-from http_api.client.producer import RecordOutcome, parse_outcomes
+from http_api.client.produce_calls import RecordOutcome, parse_outcomes
 from http_api.client.routes import Backoff
 from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
 from spark_source.encoding import Chunk, body_of

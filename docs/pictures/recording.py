@@ -117,7 +117,7 @@ class _Writer:
         self._thread.join()
 
     def _write(self) -> None:
-        from http_api.client.producer import JsonRecord, send
+        from http_api.client.produce_calls import JsonRecord, send
         from http_api.client.transport import Client
 
         made = 0

@@ -29,7 +29,7 @@ from http_api.cli.options import (
 )
 from http_api.cli.terminal import Progress
 from http_api.client.client_errors import QuorumlogError
-from http_api.client.producer import JsonRecord, RecordOutcome, send
+from http_api.client.produce_calls import JsonRecord, RecordOutcome, send
 from http_api.contract.grammar import TopicPartitions
 from raft_metadata.common.errors import Outcome
 from raft_metadata.common.record_placement import Partitioner

@@ -17,7 +17,7 @@ from yarl import URL
 from http_api.client.calls import Answer, Call, Request, decode_answer
 from http_api.client.client_errors import QuorumlogError
 from http_api.client.network import ClientNetwork
-from http_api.client.producer import JsonRecord, RecordOutcome, produce_attempts
+from http_api.client.produce_calls import JsonRecord, RecordOutcome, produce_attempts
 from http_api.client.routes import (
     AttemptError,
     Attempts,

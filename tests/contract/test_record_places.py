@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from http_api.client.producer import JsonRecord, send
+from http_api.client.produce_calls import JsonRecord, send
 from http_api.client.transport import Client
 from raft_metadata.common.record_placement import Partitioner, partition_for_key
 from tests.support.fake_broker_apis import FakeBrokerApis

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import pytest
 
 from chaos.cluster import runs
-from http_api.client.idempotent import Producer
-from http_api.client.producer import JsonRecord, RecordOutcome, send
+from http_api.client.produce_calls import JsonRecord, send
+from http_api.client.sdk.producer import Producer
 from http_api.client.transport import Client
 from tests.support.live_cluster import LiveCluster, running
 from tests.support.live_writer import writing
@@ -313,16 +313,17 @@ async def test_keyless_records_pass_a_partition_without_a_leader_at_every_door(
         )
         assert (answer.status, answer.body["offsets"][0]["outcome"]) == (503, "not_written"), answer
 
-    def by_the_client() -> list[RecordOutcome]:
-        with Client([cluster.url(1), cluster.url(3)]) as client:
-            producer = Producer(client, topic)
+    def by_the_client() -> list[int | None]:
+        urls = [cluster.url(1), cluster.url(3)]
+        with Producer(urls, delivery_timeout_ms=3_000) as producer:
+            places: list[int | None] = [producer.send(topic, n).partition for n in range(8)]
+        with Client(urls) as client:
             records = [JsonRecord(b"3"), JsonRecord(b"4")]
-            outcomes = [row for _ in range(4) for row in producer.send(records, retry_s=3.0)]
-            return outcomes + send(client, topic, records, retry_s=3.0)
+            outcomes = send(client, topic, records, retry_s=3.0)
+        assert all(outcome.is_written for outcome in outcomes), outcomes
+        return places + [outcome.partition for outcome in outcomes]
 
-    outcomes = await asyncio.to_thread(by_the_client)
-    assert all(outcome.is_written for outcome in outcomes), outcomes
-    found += [outcome.partition for outcome in outcomes]
+    found += await asyncio.to_thread(by_the_client)
     assert set(found) == {0, 2}, found
     cluster.start_node("broker-2")
     await cluster.wait_healthy()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from http_api.client.async_client import AsyncClient
-from http_api.client.idempotent import AsyncProducer
-from http_api.client.producer import JsonRecord
+from http_api.client.client_errors import QuorumlogError
+from http_api.client.sdk.async_producer import AsyncProducer
+from http_api.client.sdk.record_types import Receipt
 from tests.support.live_cluster import LiveCluster, running
 from tests.support.live_writer import writing
 
@@ -118,19 +118,21 @@ async def test_invariant_t1_the_sdk_s_producer_keeps_order_and_repeats_nothing_o
     topic = "sdk"
     await cluster.create_topic(topic)
     leader = await cluster.leader(topic)
-    async with (
-        AsyncClient([broker.url for broker in cluster.others(leader)]) as client,
-        AsyncProducer(client, topic) as producer,
-        asyncio.TaskGroup() as tasks,
-    ):
-        sends, pid = [], 0
+    offsets: list[int] = []
+
+    async def on_delivery(error: QuorumlogError | None, receipt: Receipt) -> None:
+        assert error is None, error
+        offsets.append(receipt.offset)
+
+    pid = 0
+    urls = [broker.url for broker in cluster.others(leader)]
+    async with AsyncProducer(urls, linger_ms=1) as producer:
         for number in range(400):
-            sends.append(tasks.create_task(producer.send([JsonRecord(b"%d" % number)], retry_s=20)))
+            await producer.produce(topic, number, on_delivery=on_delivery)
             if number == 200:
                 pid = await cluster.kill(f"broker-{leader}")
             await asyncio.sleep(0.002)
-    told = [send.result()[0] for send in sends]
-    assert [outcome.offset for outcome in told] == list(range(400)), "all there, once, in order"
+    assert offsets == list(range(400)), "all there, once, in order"
     await cluster.wait_restarted(f"broker-{leader}", pid)
     await cluster.wait_healthy(topic)
     rows = (await cluster.fetch(cluster.others(leader)[0].id, topic)).body

@@ -8,7 +8,9 @@ import pytest
 
 from http_api.client.client_errors import QuorumlogError
 from raft_metadata.common.errors import Outcome
-from tests.support.produced_world import ProducedWorld, Troubles
+from raft_metadata.common.ids import EPOCH_MAX
+from tests.support.doors.http import sender_of, set_producer_epoch
+from tests.support.produced_world import TOPIC, ProducedWorld, Troubles
 
 HARD = Troubles(lost_request=0.15, lost_answer=0.15, refused=0.15)
 
@@ -115,3 +117,19 @@ def test_added_partitions_are_used_and_a_topic_made_anew_is_noticed(seed: int) -
     later = [at for at, (error, _) in world.outcomes.items() if isinstance(at, int) and at >= 450]
     assert all(world.outcomes[at][0] is None for at in later)
     judge(world, produced)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_producer_whose_epochs_are_used_up_goes_on_under_another_id(seed: int) -> None:
+    world = ProducedWorld(seed, Troubles(refused=0.2), partitions=1, linger_ms=5)
+    produced = history(world, 20)
+    set_producer_epoch(sender_of(world.core, TOPIC, 0), EPOCH_MAX - 1, sequence=0)
+    for at in range(100, 160):
+        value = f"bad{at}" if at % 10 == 0 else at
+        world.produce(value)
+        produced.append((value, None))
+        world.until(lambda: False, 0.02)
+    assert world.flush()
+    judge(world, produced)
+    good = [value for value, _ in produced if not str(value).startswith("bad")]
+    assert all(world.outcomes[value][0] is None for value in good)

@@ -78,6 +78,7 @@ class ProducedWorld:
         self._events: list[tuple[float, int, Worker]] = []
         self._paused: list[Worker] = []
         self._number = 0
+        self._ids_given = 0
         config = ProducerConfig(bootstrap_servers=("http://a:1",), **settings)
         self.config = config
         self.encode = RecordEncoder(config).fields
@@ -129,9 +130,9 @@ class ProducedWorld:
             self.outcomes[value] = (error, receipt)
             self.callbacks.append((receipt.partition, value))
 
-        topic = self.core.topics.get(TOPIC)
+        topic = self.core.topics.by_name.get(TOPIC)
         if topic is None:
-            topic = self.run(self.core.learn_topic(TOPIC, 10.0))
+            topic = self.run(self.core.topics.learn(TOPIC, 10.0))
         fields = self.encode(value, key, None, None)
         self.core.put(topic, partition, fields, on_delivery, key, value)
         if self.core.has_news:
@@ -216,7 +217,8 @@ class ProducedWorld:
         if path == "/v3/clusters":
             return Answer(status=200, body=b'{"data":[{"cluster_id":"c"}]}')
         if path.endswith("/producer-ids"):
-            return Answer(status=200, body=b'{"producer_id":7}')
+            self._ids_given += 1
+            return Answer(status=200, body=b'{"producer_id":%d}' % self._ids_given)
         if path.endswith("/brokers"):
             return Answer(status=200, body=b'{"data":[]}')
         if path == f"/topics/{TOPIC}/partitions":

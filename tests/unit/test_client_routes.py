@@ -15,7 +15,12 @@ from http_api.client.client_errors import (
     UnreachableError,
 )
 from http_api.client.consumer import fetch
-from http_api.client.producer import JsonRecord, RecordOutcome, parse_outcomes, produce_attempts
+from http_api.client.produce_calls import (
+    JsonRecord,
+    RecordOutcome,
+    parse_outcomes,
+    produce_attempts,
+)
 from http_api.client.routes import LAST_BACKOFF_S, Exchange, LostError, NotSentError, Routes
 from raft_metadata.common.errors import Outcome
 

@@ -14,7 +14,7 @@ from http_api.client.async_client import AsyncClient
 from http_api.client.calls import Call, Request
 from http_api.client.client_errors import ApiError, OutcomeUnknownError, UnreachableError
 from http_api.client.consumer import ends, fetch, fetch_lines
-from http_api.client.producer import JsonRecord, RecordOutcome, send
+from http_api.client.produce_calls import JsonRecord, RecordOutcome, send
 from http_api.client.transport import Client, is_readable
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from tests.support.doors.http import kept_connection

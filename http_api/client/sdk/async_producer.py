@@ -16,8 +16,9 @@ from typing_extensions import Unpack, override
 
 from http_api.client.client_errors import OutcomeUnknownError, QuorumlogError
 from http_api.client.sdk.client_context import ClientContext
-from http_api.client.sdk.producer_core import ProducerCore, SendResult, TopicState
+from http_api.client.sdk.producer_core import ProducerCore, SendResult
 from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords, is_idempotent
+from http_api.client.sdk.producer_topics import TopicState
 from http_api.client.sdk.record_fields import RecordEncoder, check_partition, chosen_partition
 from http_api.client.sdk.record_types import Headers, NewRecord, Receipt
 from http_api.client.sdk.settings import given_settings, read_settings
@@ -146,7 +147,7 @@ class AsyncProducer:
         context, core = self._context, self._core
         context.check_open()
         fields = self._fields(value, key, headers, timestamp)
-        state = core.topics.get(topic)
+        state = core.topics.by_name.get(topic)
         if state is None:
             state = await self._learn(topic)
         if partition is not None:
@@ -179,10 +180,10 @@ class AsyncProducer:
             msg = f"topic {topic!r}: expected a name"
             raise TypeError(msg)
         async with self._learning.setdefault(topic, asyncio.Lock()):
-            known = self._core.topics.get(topic)
+            known = self._core.topics.by_name.get(topic)
             if known is None:
                 retry_s = self._config.max_block_ms / MS
-                known = await self._shell.run(self._core.learn_topic(topic, retry_s))
+                known = await self._shell.run(self._core.topics.learn(topic, retry_s))
         self._learning.pop(topic, None)
         config = self._config
         if config.on_stats is not None and config.stats_interval_ms and not self._runs_stats:
@@ -242,7 +243,7 @@ class AsyncProducer:
             QuorumlogError: It could not be looked up.
         """
         self._context.check_open()
-        state = self._core.topics.get(topic) or await self._learn(topic)
+        state = self._core.topics.by_name.get(topic) or await self._learn(topic)
         return list(range(state.partitions))
 
     def metrics(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from http_api.client.client_errors import (
     api_error,
 )
 from http_api.client.sdk.plain_sender import NO_CLAIM, PlainSender
-from http_api.client.sdk.record_batch import PartitionQueue, RecordBatch
+from http_api.client.sdk.record_batch import BatchQueue, RecordBatch
 from http_api.client.sdk.values import WORDS, Format
 from http_api.contract.errors import RestCode
 from http_api.contract.media_types import V2, V2_JSON
@@ -55,7 +55,7 @@ _BY_WORD: Final = {
 }
 
 
-class RefusedError(KafkaError):
+class DeliveryRefusedError(KafkaError):
     """A refusal in the sender's terms that keeps the error of the client."""
 
     def __init__(self, code: ErrorCode, cause: QuorumlogError) -> None:
@@ -68,7 +68,7 @@ class Row:
     """Outcome of one record of a request without a sequence."""
 
     offset: int | None
-    error: RefusedError | None
+    error: DeliveryRefusedError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _row(row: Mapping[str, Any]) -> Row:
     return Row(None, _refusal(api_error(status, code, text, row)))
 
 
-def _refusal(error: QuorumlogError) -> RefusedError:
+def _refusal(error: QuorumlogError) -> DeliveryRefusedError:
     """Return an error in the sender's terms."""
     if not isinstance(error, ApiError):
         code = ErrorCode.REQUEST_TIMED_OUT
@@ -163,15 +163,15 @@ def _refusal(error: QuorumlogError) -> RefusedError:
             code = ErrorCode.LEADER_NOT_AVAILABLE
         elif not isinstance(error, OutcomeUnknownError | ProtocolError):
             code = ErrorCode.INVALID_REQUEST  # a setting that stopped to work, such as headers
-        return RefusedError(code, error)
+        return DeliveryRefusedError(code, error)
     by_word = _BY_WORD.get(str(error).partition(":")[0])
     code = by_word or _BY_REST_CODE.get(error.code or 0, ErrorCode.INVALID_REQUEST)
     if error.status >= 500:
         code = ErrorCode.LEADER_NOT_AVAILABLE
-    return RefusedError(code, error)
+    return DeliveryRefusedError(code, error)
 
 
-def report_answer(queue: PartitionQueue, batch: InFlightBatch, answer: ProduceAnswer) -> bool:
+def report_answer(queue: BatchQueue, batch: InFlightBatch, answer: ProduceAnswer) -> bool:
     """Pass an answer to the sender; return True if all was written."""
     if answer.base_offset is not None:
         queue.sender.succeeded(batch, answer.base_offset)
@@ -194,7 +194,7 @@ def report_answer(queue: PartitionQueue, batch: InFlightBatch, answer: ProduceAn
 
 
 def _settle_rows(
-    queue: PartitionQueue,
+    queue: BatchQueue,
     sender: PlainSender,
     batch: InFlightBatch,
     member: RecordBatch,
@@ -221,7 +221,7 @@ def _settle_rows(
     sender.take_apart(batch, pending)
 
 
-def _error_of(row: Row) -> RefusedError:
+def _error_of(row: Row) -> DeliveryRefusedError:
     assert row.error is not None
     return row.error
 
@@ -235,12 +235,12 @@ def _continues(run: tuple[int, Row], index: int, row: Row) -> bool:
     return start.error.code is row.error.code and start.error.outcome is row.error.outcome
 
 
-def report_error(queue: PartitionQueue, batch: InFlightBatch, error: QuorumlogError) -> None:
+def report_error(queue: BatchQueue, batch: InFlightBatch, error: QuorumlogError) -> None:
     """Pass the error in place of an answer to the sender."""
     _report(queue, batch, _refusal(error))
 
 
-def _report(queue: PartitionQueue, batch: InFlightBatch, error: RefusedError) -> None:
+def _report(queue: BatchQueue, batch: InFlightBatch, error: DeliveryRefusedError) -> None:
     found = _REFUSED_RECORD.search(error.message)
     queue.sender.failed(
         batch,
@@ -252,7 +252,7 @@ def _report(queue: PartitionQueue, batch: InFlightBatch, error: RefusedError) ->
 
 def delivery_error(error: KafkaError) -> QuorumlogError:
     """Return the error that a program sees."""
-    if isinstance(error, RefusedError) and error.cause.outcome is error.outcome:
+    if isinstance(error, DeliveryRefusedError) and error.cause.outcome is error.outcome:
         return error.cause
     if error.outcome is Outcome.UNKNOWN:
         return OutcomeUnknownError(error.message)

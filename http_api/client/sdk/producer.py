@@ -21,12 +21,9 @@ from http_api.client.client_errors import (
     QuorumlogError,
 )
 from http_api.client.sdk.client_context import ClientContext
-from http_api.client.sdk.producer_core import (
-    ProducerCore,
-    SendResult,
-    TopicState,
-)
+from http_api.client.sdk.producer_core import ProducerCore, SendResult
 from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords, is_idempotent
+from http_api.client.sdk.producer_topics import TopicState
 from http_api.client.sdk.record_fields import (
     RecordEncoder,
     check_partition,
@@ -193,7 +190,7 @@ class Producer:
         if not context.is_usable:
             context.check_open()
         fields = self._fields(value, key, headers, timestamp)
-        state = core.topics.get(topic)
+        state = core.topics.by_name.get(topic)
         if state is None:
             state = self._learn(topic)
         if partition is not None:
@@ -223,7 +220,7 @@ class Producer:
         if not isinstance(topic, str) or not topic:
             msg = f"topic {topic!r}: expected a name"
             raise TypeError(msg)
-        return self._shell.run(self._core.learn_topic(topic, self._config.max_block_ms / MS))
+        return self._shell.run(self._core.topics.learn(topic, self._config.max_block_ms / MS))
 
     def _wait_for_room(self) -> None:
         """Wait until the buffer has room; the lock is held."""
@@ -291,7 +288,7 @@ class Producer:
             QuorumlogError: It could not be looked up.
         """
         self._context.check_open()
-        state = self._core.topics.get(topic) or self._learn(topic)
+        state = self._core.topics.by_name.get(topic) or self._learn(topic)
         return list(range(state.partitions))
 
     def metrics(self) -> dict[str, Any]:

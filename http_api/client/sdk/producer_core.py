@@ -1,7 +1,7 @@
 """The deciding core of `Producer` and `AsyncProducer`: batches, topics, work, and settlement. Pure.
 
 `append` puts a record into the open batch of its partition. A batch that is full, old enough or
-flushed is sealed into its `PartitionQueue`. Workers run `work_steps`: each takes the next batch due
+flushed is sealed into its `BatchQueue`. Workers run `work_steps`: each takes the next batch due
 of any partition, or a topic to look up again, makes the request and reports the answer. Settled
 batches come back through `_settle`, which frees their memory, answers `send`, and queues callbacks
 for `callback_steps`.
@@ -12,37 +12,33 @@ The shell's lock is held wherever this runs. Time is an argument, or that of the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from http_api.client.admin import auto_create_topic, broker_urls, partition_leaders
-from http_api.client.calls import Call, Request, read_one, v3_path
-from http_api.client.client_errors import ApiError, BufferFullError, DeliveryError, QuorumlogError
+from http_api.client.calls import Call
+from http_api.client.client_errors import BufferFullError, DeliveryError, QuorumlogError
 from http_api.client.sdk.delivery import (
-    ProduceAnswer,
     delivery_error,
     produce_call,
     report_answer,
     report_error,
 )
 from http_api.client.sdk.plain_sender import PlainSender
+from http_api.client.sdk.producer_topics import ProducerTopics, TopicState
 from http_api.client.sdk.record_batch import (
     RECORD_START,
-    Delivery,
-    PartitionQueue,
+    AwaitedRecord,
+    BatchQueue,
     RecordBatch,
 )
 from http_api.client.sdk.record_fields import RecordFields
 from http_api.client.sdk.record_types import Receipt
 from http_api.client.sdk.steps import CallBacks, Pause, Steps, steps_of
-from http_api.contract.errors import RestCode
 from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.record_placement import (
-    KeylessRotation,
     Partitioner,
-    keyless_candidates,
     partition_for_key,
 )
 from raft_metadata.common.sequenced_sender import InFlightBatch, SequencedSender
@@ -60,74 +56,10 @@ WORKERS_MAX: Final = 8
 """Requests of one producer under way at once."""
 EXPIRY_MS: Final = 200
 """Time between two looks for records whose deadline has passed."""
-REFRESH_MS: Final = 1_000
-"""Time between two look-ups of a topic some of whose partitions fail."""
 OPEN_SHARE: Final = 4
 """Open batches take at most one part in so many of the buffer, sealed ones the rest."""
 DELIVERY_BYTES: Final = 200
-"""Memory of an awaited record beside its text: its `Delivery`, key, value and callback."""
-TOPICS_MAX: Final = 10_000
-"""Topics that one producer remembers."""
-
-
-def new_producer_id(cluster_id: str) -> Call[int]:
-    """Return the call that allocates a producer id that is never given out again.
-
-    Its epochs begin with 0. An id whose answer is lost stays unused, which does no harm.
-    """
-    path = v3_path(cluster_id, "producer-ids")
-    request = Request(method="POST", path=path, body=b"{}", repeatable=True)
-    return read_one(request, lambda body: int(body["producer_id"]))
-
-
-class TopicState:
-    """A topic that records are written to: its partitions, and its open batches."""
-
-    __slots__ = (
-        "candidates",
-        "has_leader",
-        "is_failing",
-        "is_remade",
-        "keyless",
-        "learned_ms",
-        "name",
-        "open",
-        "partitions",
-        "rotation",
-        "topic_id",
-    )
-
-    def __init__(self, name: str, has_leader: Sequence[bool], start: int, now_ms: int) -> None:
-        self.name = name
-        self.rotation = KeylessRotation(start)
-        self.open: dict[int, RecordBatch] = {}
-        self.keyless: RecordBatch | None = None
-        """The open batch that takes records without a key."""
-        self.topic_id: str | None = None
-        """Id of the topic that was last written to; None: not known yet."""
-        self.is_remade = True
-        """True if the topic may have been deleted and created anew since the last look-up."""
-        self.partitions = 0
-        self.learn(has_leader, now_ms)
-
-    def learn(self, has_leader: Sequence[bool], now_ms: int) -> None:
-        """Note which partitions there are, and which have leaders.
-
-        A topic has fewer partitions than before only if it was created anew: else the broker that
-        answered is behind, and keys must not move back.
-        """
-        missing = 0 if self.is_remade else max(0, self.partitions - len(has_leader))
-        self.has_leader = (*has_leader, *(True,) * missing)
-        self.partitions = len(self.has_leader)
-        self.candidates = keyless_candidates(self.has_leader)
-        self.learned_ms = now_ms
-        self.is_failing = not all(self.has_leader)
-        self.is_remade = False
-
-    def learn_count(self, partitions: int, now_ms: int) -> None:
-        """Note the number of partitions that an answer names, if it is larger."""
-        if partitions > self.partitions:
-            self.learn(self.has_leader + (True,) * (partitions - self.partitions), now_ms)
+"""Memory of an awaited record beside its text: its `AwaitedRecord`, key, value and callback."""
 
 
 class SendResult:
@@ -153,7 +85,7 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True)
 class _SendBatch:
-    queue: PartitionQueue
+    queue: BatchQueue
     batch: InFlightBatch
 
 
@@ -181,6 +113,16 @@ class ProducerCounts:
     bytes_sent: int = 0
 
 
+@dataclass(slots=True)
+class Workers:
+    """The workers of a producer."""
+
+    count: int = 0
+    idle: int = 0
+    timer_ms: int | None = None
+    """Earliest time at which an idle one wakes by itself; None: none does."""
+
+
 class ProducerCore:
     """State of one producer, under its shell's lock."""
 
@@ -196,44 +138,36 @@ class ProducerCore:
         self._config = config
         self._context = context
         self._now_s = now_s
-        self._random = random
-        self.is_idempotent = is_idempotent
-        self._producer_id: int | None = None
-        self._has_learned_brokers = False
-        self.topics: dict[str, TopicState] = {}
+        self.topics = ProducerTopics(config, context, now_s, random, takes_id=is_idempotent)
         self.buffered_bytes = 0
-        """Size of the sealed batches that are not settled, and of all deliveries."""
+        """Size of the sealed batches that are not settled, and of all awaited records."""
         self._sealed_records = 0
         """Records in sealed batches without an outcome, or whose callback has not run."""
-        self._open_bytes_max = config.buffer_memory // OPEN_SHARE
-        self.sealed_bytes_max = config.buffer_memory - self._open_bytes_max
+        self.sealed_bytes_max = config.buffer_memory - config.buffer_memory // OPEN_SHARE
         """Value of `buffered_bytes` at which `produce` blocks."""
         self._batch_bytes = config.batch_size
         """Size at which a batch is full: less than the setting where many are open."""
         self._is_sticky = config.partitioner == Partitioner.STICKY.value
         self._open: dict[RecordBatch, TopicState] = {}
         """Open batches, the oldest first."""
-        self._queues: dict[tuple[str, int], PartitionQueue] = {}
-        self._active: dict[PartitionQueue, None] = {}
+        self._queues: dict[tuple[str, int], BatchQueue] = {}
+        self._active: dict[BatchQueue, None] = {}
         """Queues with batches, the one that was given out the longest ago first."""
         self._incomplete: set[RecordBatch] = set()
         """Batches not settled, or whose callbacks have not run."""
-        self._look_ups: dict[str, TopicState] = {}
         self._senders_without_id: set[SequencedSender] = set()
         self._next_expiry_ms = 0
-        self._completed: deque[tuple[RecordBatch, list[Delivery]]] = deque()
+        self._completed: deque[tuple[RecordBatch, list[AwaitedRecord]]] = deque()
         """Settled batches whose callbacks are to be run."""
-        self._failed_silently = 0
-        self._first_failure: QuorumlogError | None = None
+        self._failure: DeliveryError | None = None
+        """About records without a callback that failed since `take_failure`."""
         self.counts = ProducerCounts()
+        """Counts for `metrics`."""
         self.has_news = False
         """True if a worker may have to act, or to wake earlier, since the shell was notified."""
         self._has_settled = False
         """True if a batch was settled since the shell was notified."""
-        self._idle_workers = 0
-        self._workers = 0
-        self._timer_ms: int | None = None
-        """Earliest time at which an idle worker wakes by itself; None: none does."""
+        self._workers = Workers()
 
     def now_ms(self) -> int:
         """Return the monotonic time in milliseconds."""
@@ -284,7 +218,7 @@ class ProducerCore:
         buffer += text
         batch.count += 1
         if awaiting is not None:
-            batch.deliveries.append(Delivery(batch.count - 1, awaiting, key, value, timestamp_ms))
+            batch.awaited.append(AwaitedRecord(batch.count - 1, awaiting, key, value, timestamp_ms))
             self.buffered_bytes += DELIVERY_BYTES
             if isinstance(awaiting, SendResult):
                 self.seal(topic, batch)
@@ -319,7 +253,7 @@ class ProducerCore:
         place = (topic.name, batch.partition)
         queue = self._queues.get(place)
         if queue is None:
-            queue = self._queues[place] = PartitionQueue(*place, self._new_sender(), self._settle)
+            queue = self._queues[place] = BatchQueue(*place, self._new_sender(), self._settle)
         queue.add(batch)
         self._sealed_records += batch.count
         self.buffered_bytes += batch.size_bytes
@@ -327,7 +261,7 @@ class ProducerCore:
         self.has_news = True
 
     def _limit_batches(self) -> None:
-        share = self._open_bytes_max // (len(self._open) or 1)
+        share = self._config.buffer_memory // OPEN_SHARE // (len(self._open) or 1)
         self._batch_bytes = min(self._config.batch_size, share)
 
     def seal_due(self, now_ms: int) -> None:
@@ -345,80 +279,11 @@ class ProducerCore:
             self.seal(topic, batch)
 
     def _new_sender(self) -> SequencedSender | PlainSender:
-        if not self.is_idempotent:
-            return PlainSender()
-        assert self._producer_id is not None
-        return SequencedSender(self._producer_id)
-
-    # topics
-
-    def learn_topic(self, name: str, retry_s: float) -> Steps[TopicState]:
-        """Look up a topic, creating it if it may be, and return its state.
-
-        Raises:
-            QuorumlogError: It does not exist, or no broker tells within ``retry_s`` seconds.
-        """
-        until_s = self._now_s() + retry_s
-        has_leader = yield from self._look_up(name, until_s)
-        yield from self._start(self._left_s(until_s))
-        now_ms = self.now_ms()
-        topic = self.topics.get(name)
-        if topic is not None:
-            topic.learn(has_leader, now_ms)
-            return topic
-        if len(self.topics) >= TOPICS_MAX:
-            self._forget_topics()
-        start = self._random.randrange(1 << 30)
-        topic = self.topics[name] = TopicState(name, has_leader, start, now_ms)
-        return topic
-
-    def _look_up(self, name: str, until_s: float) -> Steps[Sequence[bool]]:
-        """Return which partitions of a topic have leaders; create the topic if it may be."""
-        while True:
-            try:
-                return (yield from self._steps(partition_leaders(name), self._left_s(until_s)))
-            except ApiError as error:
-                is_unknown = error.code == RestCode.TOPIC_NOT_FOUND
-                if not is_unknown or not self._config.allow_auto_create_topics:
-                    raise
-            cluster_id = self._context.routes.cluster_id
-            assert cluster_id is not None
-            yield from self._steps(auto_create_topic(cluster_id, name), self._left_s(until_s))
-
-    def _left_s(self, until_s: float) -> float:
-        return max(0.0, until_s - self._now_s())
-
-    def _start(self, retry_s: float) -> Steps[None]:
-        """Take a producer id, and learn the cluster's brokers, before the first record."""
-        cluster_id = self._context.routes.cluster_id
-        assert cluster_id is not None
-        if self.is_idempotent and self._producer_id is None:
-            found = yield from self._steps(new_producer_id(cluster_id), retry_s)
-            if self._producer_id is None:
-                self._producer_id = found
-        if not self._has_learned_brokers:
-            self._has_learned_brokers = True
-            urls = yield from self._steps(broker_urls(cluster_id), retry_s)
-            self._context.routes.add_brokers(urls)
+        producer_id = self.topics.producer_id
+        return PlainSender() if producer_id is None else SequencedSender(producer_id)
 
     def _steps(self, call: Call[T], retry_s: float) -> Steps[T]:
         return steps_of(call, self._context, self._now_s, retry_s)
-
-    def _forget_topics(self) -> None:
-        """Forget the topics without open batches; they are looked up again when they are used."""
-        self.topics = {name: topic for name, topic in self.topics.items() if topic.open}
-
-    def _note_answer(self, topic_name: str, answer: ProduceAnswer) -> None:
-        topic = self.topics.get(topic_name)
-        if topic is None:
-            return
-        if topic.topic_id is None:
-            topic.topic_id = answer.topic_id
-        if answer.topic_id is not None and answer.topic_id != topic.topic_id:
-            topic.topic_id, topic.is_remade = answer.topic_id, True
-            self._look_ups[topic.name] = topic
-        elif answer.partitions is not None:
-            topic.learn_count(answer.partitions, self.now_ms())
 
     # work
 
@@ -429,8 +294,9 @@ class ProducerCore:
             self._expire(now_ms)
         if self._senders_without_id:
             return _NewProducerId(self._senders_without_id.pop())
-        if self._look_ups:
-            return _LookUp(self._look_ups.popitem()[1])
+        topic = self.topics.next_look_up()
+        if topic is not None:
+            return _LookUp(topic)
         for queue in self._active:
             batch = queue.due(now_ms, self._config.max_in_flight)
             if batch is not None:
@@ -449,16 +315,14 @@ class ProducerCore:
     def _expire(self, now_ms: int) -> None:
         self._next_expiry_ms = now_ms + EXPIRY_MS
         for queue in list(self._active):
-            queue.sender.expire(now_ms)
+            sender = queue.sender
+            sender.expire(now_ms)
+            if isinstance(sender, SequencedSender) and sender.needs_producer_id:
+                self._senders_without_id.add(sender)
             self._forget_if_idle(queue)
-        for topic in self.topics.values():
-            age_ms = now_ms - topic.learned_ms
-            is_old = age_ms >= self._config.metadata_max_age_ms and bool(topic.open)
-            if is_old or (topic.is_failing and age_ms >= REFRESH_MS):
-                topic.learned_ms = now_ms
-                self._look_ups[topic.name] = topic
+        self.topics.refresh(now_ms)
 
-    def _forget_if_idle(self, queue: PartitionQueue) -> None:
+    def _forget_if_idle(self, queue: BatchQueue) -> None:
         if queue.sender.is_idle:
             self._active.pop(queue, None)
 
@@ -482,26 +346,28 @@ class ProducerCore:
                 due_ms = min(due_ms or self._next_expiry_ms, self._next_expiry_ms)
             pause_s = None
             if due_ms is not None and self._needs_timer(due_ms):
-                self._timer_ms = due_ms
+                self._workers.timer_ms = due_ms
                 pause_s = max(0.0, (due_ms - now_ms) / MS)
-            self._idle_workers += 1
+            self._workers.idle += 1
             yield Pause(pause_s, WORKERS)
-            self._idle_workers -= 1
-            if pause_s is not None and self._timer_ms == due_ms:
-                self._timer_ms = None
+            self._workers.idle -= 1
+            if pause_s is not None and self._workers.timer_ms == due_ms:
+                self._workers.timer_ms = None
 
     def _needs_timer(self, due_ms: int | None) -> bool:
         """Return True if no idle worker wakes by itself at this time."""
-        return due_ms is not None and (self._timer_ms is None or self._timer_ms > due_ms)
+        return due_ms is not None and (
+            self._workers.timer_ms is None or self._workers.timer_ms > due_ms
+        )
 
     def bring_worker(self, shell: Shell) -> None:
         """Wake an idle worker, or start another one, to look at what is due."""
         self.has_news = False
-        if self._idle_workers:
+        if self._workers.idle:
             shell.notify_one(WORKERS)
-        elif self._workers < WORKERS_MAX:
-            self._workers += 1
-            shell.start(f"{WORKERS}-{self._workers}", lambda: self.work_steps(shell))
+        elif self._workers.count < WORKERS_MAX:
+            self._workers.count += 1
+            shell.start(f"{WORKERS}-{self._workers.count}", lambda: self.work_steps(shell))
 
     def _do(self, work: Work) -> Steps[None]:
         match work:
@@ -509,21 +375,20 @@ class ProducerCore:
                 yield from self._send(queue, batch)
             case _LookUp(topic):
                 try:
-                    yield from self.learn_topic(topic.name, 0.0)
+                    yield from self.topics.learn(topic.name, 0.0)
                 except QuorumlogError as error:
-                    self._context.log.warning(
-                        "look-up failed topic=%s reason=%s", topic.name, error
-                    )
+                    text = "look-up failed topic=%s reason=%s"
+                    self._context.log.warning(text, topic.name, error)
             case _NewProducerId(sender):
-                cluster_id = self._context.routes.cluster_id
-                assert cluster_id is not None
-                try:  # a failure is retried with the next batch: many epochs are left
-                    spare = yield from self._steps(new_producer_id(cluster_id), 0.0)
-                    sender.spare_producer_id = spare
+                try:  # after a failure `_expire` tries again
+                    spare = yield from self.topics.new_producer_id(0.0)
                 except QuorumlogError as error:
                     self._context.log.warning("no new producer id reason=%s", error)
+                else:
+                    sender.spare_producer_id = spare
+                    sender.expire(self.now_ms())
 
-    def _send(self, queue: PartitionQueue, batch: InFlightBatch) -> Steps[None]:
+    def _send(self, queue: BatchQueue, batch: InFlightBatch) -> Steps[None]:
         call = produce_call(
             queue.topic,
             queue.partition,
@@ -542,7 +407,7 @@ class ProducerCore:
         else:
             queue.end_attempt()
             is_written = report_answer(queue, batch, answer)
-            self._note_answer(queue.topic, answer)
+            self.topics.note_answer(queue.topic, answer.topic_id, answer.partitions)
         if is_written:
             queue.has_written()
             self.counts.bytes_sent += len(batch.text)
@@ -551,29 +416,22 @@ class ProducerCore:
             self._failed(queue, batch)
         self._forget_if_idle(queue)
 
-    def _failed(self, queue: PartitionQueue, batch: InFlightBatch) -> None:
+    def _failed(self, queue: BatchQueue, batch: InFlightBatch) -> None:
         config = self._config
         queue.pause(self.now_ms(), config.retry_backoff_ms, config.retry_backoff_max_ms)
-        topic = self.topics.get(queue.topic)
-        if topic is not None:
-            topic.is_failing = True
-            error = batch.error
-            if error is not None and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                topic.is_remade = True
-                self._look_ups[topic.name] = topic
-        sender = queue.sender
-        if isinstance(sender, SequencedSender) and sender.needs_producer_id:
-            self._senders_without_id.add(sender)
+        error = batch.error
+        is_gone = error is not None and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        self.topics.note_failure(queue.topic, is_gone=is_gone)
 
     # outcomes
 
     def _settle(self, batch: RecordBatch) -> None:
         """Take a settled batch: free its memory, answer `send`, and queue its callbacks."""
         self._has_settled = True
-        self.buffered_bytes -= batch.size_bytes + DELIVERY_BYTES * len(batch.deliveries)
+        self.buffered_bytes -= batch.size_bytes + DELIVERY_BYTES * len(batch.awaited)
         error = None if batch.error is None else delivery_error(batch.error)
         awaited = []
-        for each in batch.deliveries:
+        for each in batch.awaited:
             if isinstance(each.awaiting, SendResult):
                 each.awaiting.settle(_receipt(batch, each), error)
             else:
@@ -590,10 +448,11 @@ class ProducerCore:
             self._complete(batch)
 
     def _note_silent_failure(self, batch: RecordBatch, error: QuorumlogError) -> None:
-        count = batch.count - len(batch.deliveries)
+        count = batch.count - len(batch.awaited)
         if count:
-            self._failed_silently += count
-            self._first_failure = self._first_failure or error
+            before = self._failure
+            count += 0 if before is None else before.count
+            self._failure = DeliveryError(count, error if before is None else before.first)
 
     def _complete(self, batch: RecordBatch) -> None:
         origin = batch.origin
@@ -630,8 +489,8 @@ class ProducerCore:
             **asdict(self.counts),
             "records_waiting": self.unsettled,
             "buffered_bytes": self.buffered_bytes,
-            "topics": len(self.topics),
-            "workers": self._workers,
+            "topics": len(self.topics.by_name),
+            "workers": self._workers.count,
         }
 
     def buffer_full(self) -> BufferFullError:
@@ -651,11 +510,8 @@ class ProducerCore:
 
     def take_failure(self) -> DeliveryError | None:
         """Return the error about records without a callback that failed since the last call."""
-        if self._first_failure is None:
-            return None
-        error = DeliveryError(self._failed_silently, self._first_failure)
-        self._failed_silently, self._first_failure = 0, None
-        return error
+        failure, self._failure = self._failure, None
+        return failure
 
     def give_up(self) -> None:
         """Settle every record that is left, because the producer is closed."""
@@ -665,7 +521,7 @@ class ProducerCore:
         self._active.clear()
 
 
-def _receipt(batch: RecordBatch, delivery: Delivery) -> Receipt:
+def _receipt(batch: RecordBatch, delivery: AwaitedRecord) -> Receipt:
     offset = batch.base_offset
     return Receipt(
         batch.topic,

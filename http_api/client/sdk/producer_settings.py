@@ -54,8 +54,8 @@ class ProducerConfig(CommonConfig):
     """Settings of a producer. Times are in milliseconds, sizes in bytes."""
 
     acks: str = custom("all", _read_acks)
-    """Who has a record before it counts as written: ``all`` in-sync replicas, the leader, or no
-    one for sure."""
+    """Replicas that have a record before it counts as written: ``all`` in-sync ones, the leader
+    (1), or none for sure (0)."""
     enable_idempotence: bool = flag(default=True)
     """Write each record once, in order, however often it is sent."""
     linger_ms: int = integer(5, 0, DAY_MS)
@@ -73,7 +73,8 @@ class ProducerConfig(CommonConfig):
     retry_backoff_ms: int = integer(50, 0, DAY_MS)
     retry_backoff_max_ms: int = integer(1_000, 0, DAY_MS)
     partitioner: str | PartitionChooser = custom("sticky", _read_partitioner)
-    """Where records without a partition and a key go; a function decides for every record."""
+    """Rule by which records without a partition and a key are spread; a function decides for every
+    record."""
     allow_auto_create_topics: bool = flag(default=True)
     large_messages: str = word("refuse", ("refuse", "split"))
     key_format: str = word("auto", FORMATS)

@@ -6,8 +6,8 @@ first record or an error; one that holds a refused record is taken apart. The qu
 batches on in the order in which they were filled, whatever the order of the answers.
 
 A batch is one growing text: keeping an object for each record costs more than all the rest. Only
-records whose outcome is awaited, by a callback or by `send`, have a `Delivery`. Where a batch is
-taken apart, its records are found by reading the text.
+records whose outcome is awaited, by a callback or by `send`, have an `AwaitedRecord`. Where a batch
+is taken apart, its records are found by reading the text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIRST: Final = 2
 _records_of = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-class Delivery(NamedTuple):
+class AwaitedRecord(NamedTuple):
     """An awaited outcome of one record, and what its receipt shows."""
 
     at: int
@@ -47,12 +47,12 @@ class Delivery(NamedTuple):
 
 
 class RecordBatch(PendingProduce):
-    """Records of one partition: open until `seal`, then in a `PartitionQueue` until settled."""
+    """Records of one partition: open until `seal`, then in a `BatchQueue` until settled."""
 
     __slots__ = (
+        "awaited",
         "base_offset",
         "buffer",
-        "deliveries",
         "error",
         "is_settled",
         "key_format",
@@ -77,9 +77,9 @@ class RecordBatch(PendingProduce):
         """Open: for each record, `RECORD_START` and its text. Its length is the batch's size."""
         self.size_bytes = 0
         """Size once sealed, for which the producer's buffer has room until it is settled."""
-        self.deliveries: list[Delivery] = []
+        self.awaited: list[AwaitedRecord] = []
         """Awaited records, in order."""
-        self.queue: PartitionQueue | None = None
+        self.queue: BatchQueue | None = None
         """The queue that holds it; None while it is open."""
         self.origin = self
         """The batch that this one is a part of, or itself."""
@@ -101,7 +101,7 @@ class RecordBatch(PendingProduce):
         self.value_format = theirs or value_format
         return True
 
-    def seal(self, queue: PartitionQueue) -> None:
+    def seal(self, queue: BatchQueue) -> None:
         """End the filling: make the text that is sent."""
         self.queue = queue
         self.size_bytes = len(self.buffer)
@@ -138,13 +138,13 @@ class RecordBatch(PendingProduce):
         part.key_format, part.value_format = self.key_format, self.value_format
         part.buffer += b"}," + b",".join([bytes(record) for record in records])[:-1]
         part.count = len(records)
-        part.deliveries = [
-            each._replace(at=each.at - first) for each in self.deliveries if first <= each.at < stop
+        part.awaited = [
+            each._replace(at=each.at - first) for each in self.awaited if first <= each.at < stop
         ]
         return part
 
 
-class PartitionQueue:
+class BatchQueue:
     """Sealed batches of one partition that are not handed on yet, and their sender."""
 
     __slots__ = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from http_api.peer import controller_link
 from http_api.peer.heartbeat_thread import HeartbeatThread
 from http_api.server.lane_connection import LaneConnection, LaneState, Phase
+from raft_metadata.common.sequenced_sender import SequencedSender
 
 if TYPE_CHECKING:
     import asyncio
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
     from aiohttp.abc import AbstractStreamWriter
 
-    from http_api.client.idempotent import AsyncProducer, Producer
+    from http_api.client.sdk.producer_core import ProducerCore
     from http_api.client.transport import Client
     from http_api.peer.controller_channel import HttpControllerChannel
     from http_api.peer.frames import FrameReader
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from http_api.server.fast_lane import FastLane
     from raft_metadata.common.errors import KafkaError
     from raft_metadata.common.ids import BrokerId, NodeId
-    from raft_metadata.common.sequenced_sender import SequencedSender
 
 
 # ---------------------------------------------------------------- between nodes
@@ -132,10 +132,11 @@ def kept_connection(client: Client, url: str) -> http.client.HTTPConnection:
     return client._connections[url].http
 
 
-def sender_of(producer: Producer | AsyncProducer, partition: int) -> SequencedSender:
+def sender_of(core: ProducerCore, topic: str, partition: int) -> SequencedSender:
     """Return the sender of one partition: tests let it come near its last producer epoch."""
-    assert producer._sequencer is not None
-    return producer._sequencer._senders[partition]
+    sender = core._queues[topic, partition].sender
+    assert isinstance(sender, SequencedSender)
+    return sender
 
 
 def set_producer_epoch(sender: SequencedSender, epoch: int, *, sequence: int | None = None) -> None:
