@@ -42,7 +42,16 @@ from typing_extensions import override
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache/mutants"
 ACCEPTED = ROOT / "tests/mutants_accepted.txt"
-COPIED = ("raft_metadata", "broker", "http_api", "spark_source", "chaos", "tests", "benchmarks")
+COPIED = (
+    "raft_metadata",
+    "broker",
+    "http_api",
+    "spark_source",
+    "chaos",
+    "quorumlog",
+    "tests",
+    "benchmarks",
+)
 MORE_CORES = (
     "broker/coordinator/commits.py",
     "broker/coordinator/group_state.py",

@@ -474,15 +474,15 @@ class LocalPartitions:
         return replica.log.repeated(claim, count, now_ms, may_begin=request.may_begin)
 
     def _certain_refusal(self, refused: KafkaError) -> KafkaError:
-        """Return the refusal, or an error of unknown outcome if this broker may be deposed.
+        """Return the refusal, or a passing error if this broker may be deposed.
 
         A leader that was deposed and does not know it may lack the batch that is repeated
-        (invariant T2).
+        (invariant T2). The outcome is that of this attempt, which wrote nothing.
         """
         if self._is_proven():
             return refused
         text = f"not known to lead, so whether this is a repeat is not certain: {refused.message}"
-        return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.UNKNOWN)
+        return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text, outcome=Outcome.NOT_WRITTEN)
 
     def _answer_repeat(
         self,

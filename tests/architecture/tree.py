@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("raft_metadata", "broker", "http_api", "spark_source", "chaos")
+PACKAGES = ("raft_metadata", "broker", "http_api", "spark_source", "chaos", "quorumlog")
 
 
 @functools.cache

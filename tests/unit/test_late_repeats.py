@@ -141,10 +141,10 @@ async def test_invariant_t2_what_may_have_been_written_is_not_called_refused(
         )
 
 
-async def test_invariant_t2_a_perhaps_replaced_leader_does_not_say_that_nothing_was_written(
+async def test_invariant_t2_a_perhaps_replaced_leader_refuses_for_now_only(
     brokers: Brokers,
 ) -> None:
-    """A newer leader may hold the first one: only who is sure to lead refuses for good."""
+    """A newer leader may hold the first attempt: only a leader proven to lead refuses for good."""
     brokers.learn(BEFORE)
     brokers.now_ms += 10_000
     brokers.here.proven[0] = False
@@ -153,8 +153,9 @@ async def test_invariant_t2_a_perhaps_replaced_leader_does_not_say_that_nothing_
             assert result.error is not None
             assert (result.error.code, result.error.outcome) == (
                 ErrorCode.LEADER_NOT_AVAILABLE,
-                Outcome.UNKNOWN,
+                Outcome.NOT_WRITTEN,
             )
+            assert result.error.code.retriable
     brokers.here.proven[0] = True
     with pytest.raises(KafkaError) as refused:
         await brokers.other.produce(request(2))

@@ -43,7 +43,7 @@ def test_the_wheel_holds_the_module_at_its_top(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("raft_metadata", "broker", "http_api", "spark_source", "chaos"):
+    for name in ("raft_metadata", "broker", "http_api", "spark_source", "chaos", "quorumlog"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"]
     subprocess.run(

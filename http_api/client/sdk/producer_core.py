@@ -420,6 +420,9 @@ class ProducerCore:
         config = self._config
         queue.pause(self.now_ms(), config.retry_backoff_ms, config.retry_backoff_max_ms)
         error = batch.error
+        text = "produce failed topic=%s partition=%d records=%d outcome=%s reason=%s"
+        outcome = None if error is None else error.outcome
+        self._context.log.info(text, queue.topic, queue.partition, batch.count, outcome, error)
         is_gone = error is not None and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         self.topics.note_failure(queue.topic, is_gone=is_gone)
 

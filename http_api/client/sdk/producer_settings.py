@@ -76,7 +76,6 @@ class ProducerConfig(CommonConfig):
     """Rule by which records without a partition and a key are spread; a function decides for every
     record."""
     allow_auto_create_topics: bool = flag(default=True)
-    large_messages: str = word("refuse", ("refuse", "split"))
     key_format: str = word("auto", FORMATS)
     value_format: str = word("auto", FORMATS)
     key_serializer: Callable[[Any], bytes | str | None] | None = function()
@@ -98,7 +97,6 @@ class ProducerKeywords(CommonKeywords, total=False):
     retry_backoff_max_ms: int
     partitioner: str | PartitionChooser
     allow_auto_create_topics: bool
-    large_messages: str
     key_format: str
     value_format: str
     key_serializer: Callable[[Any], bytes | str | None] | None
