@@ -10,7 +10,7 @@ Confluent's v3 API or extend it, and of v2 where v3 gives less (a topic's layout
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -197,36 +197,6 @@ def partitions(cluster_id: str, topic: str) -> Call[list[PartitionInfo]]:
 def partition(cluster_id: str, topic: str, number: int) -> Call[PartitionInfo]:
     """Return the call that reads a partition; `ApiError` 40401 or 40402 if it does not exist."""
     return read_one(_get(cluster_id, "topics", topic, "partitions", number), partition_of)
-
-
-def partition_leaders(topic: str) -> Call[Sequence[bool]]:
-    """Return the call that lists whether each partition of a topic has a leader, by number."""
-
-    def parse(answer: Answer) -> list[bool]:
-        rows = sorted(_partition_rows(topic, answer), key=lambda row: int(row["partition"]))
-        return [row["leader"] >= 0 for row in rows]
-
-    return Call(Request(method="GET", path=path_of("topics", topic, "partitions")), parse)
-
-
-def auto_create_topic(cluster_id: str, name: str) -> Call[None]:
-    """Return the call that creates a topic as a first produce would, unless it exists.
-
-    404/40401 where the cluster does not create topics so.
-    """
-    body = {"topic_name": name, "auto_create": True}
-    request = _change("POST", v3_path(cluster_id, "topics"), body)
-    return read_nothing(replace(request, repeatable=True))
-
-
-def broker_urls(cluster_id: str) -> Call[list[str]]:
-    """Return the call that lists the URLs of the live brokers; none behind a proxy."""
-
-    def parse(answer: Answer) -> list[str]:
-        rows = answer.resources()
-        return [broker_of(row).url for row in rows if row.get("host") is not None]
-
-    return Call(Request(method="GET", path=v3_path(cluster_id, "brokers")), parse)
 
 
 def partition_ids(topic: str) -> Call[list[int]]:

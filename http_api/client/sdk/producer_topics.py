@@ -11,9 +11,14 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from http_api.client.admin import auto_create_topic, broker_urls, partition_leaders
-from http_api.client.calls import Call, Request, read_one, v3_path
+from http_api.client.calls import Call
 from http_api.client.client_errors import ApiError, QuorumlogError
+from http_api.client.metadata_calls import (
+    auto_create_topic,
+    broker_urls,
+    new_producer_id,
+    partition_leaders,
+)
 from http_api.client.sdk.steps import Steps, steps_of
 from http_api.contract.errors import RestCode
 from raft_metadata.common.record_placement import KeylessRotation, keyless_candidates
@@ -30,16 +35,6 @@ REFRESH_MS: Final = 1_000
 """Time between two look-ups of a topic some of whose partitions fail."""
 TOPICS_MAX: Final = 10_000
 """Topics that one producer remembers."""
-
-
-def new_producer_id(cluster_id: str) -> Call[int]:
-    """Return the call that allocates a producer id that is never given out again.
-
-    Its epochs begin with 0. An id whose answer is lost stays unused, which does no harm.
-    """
-    path = v3_path(cluster_id, "producer-ids")
-    request = Request(method="POST", path=path, body=b"{}", repeatable=True)
-    return read_one(request, lambda body: int(body["producer_id"]))
 
 
 class TopicState:

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 
 from http_api.client.client_errors import ConfigError
 from http_api.client.network import ClientSecurity
-from http_api.contract.grammar import nearest
 
 _Config = TypeVar("_Config", bound="CommonConfig")
 
@@ -325,6 +324,8 @@ def _refuse_or_warn(name: str, value: object, known: Mapping[str, object]) -> No
     elif name == "security_protocol":
         msg = "setting security_protocol is not supported: name brokers by https:// URLs"
     else:
+        from http_api.contract.grammar import nearest
+
         hint = nearest(name, [*known, *ALIASES])
         msg = f"unknown setting {name!r}" + (f", did you mean {hint!r}?" if hint else "")
     raise ConfigError(msg)

@@ -1,0 +1,83 @@
+"""Calls that producers and consumers of the SDK make themselves: brokers, partitions, producer ids.
+
+They stand apart from `admin`, whose resources take a fifth of the time that `import quorumlog` may
+take. Each function returns a `Call`; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from http_api.client.calls import (
+    Answer,
+    Call,
+    Request,
+    path_of,
+    read_nothing,
+    read_one,
+    v3_path,
+)
+from http_api.client.client_errors import ProtocolError
+
+CREATE_TIMEOUT_S = 60.0
+"""Seconds for one attempt at creating a topic, which is answered once every partition is ready."""
+
+
+def partition_leaders(topic: str) -> Call[Sequence[bool]]:
+    """Return the call that lists whether each partition of a topic has a leader, by number.
+
+    404/40401 for a topic that is not there.
+    """
+
+    def parse(answer: Answer) -> list[bool]:
+        rows = answer.json()
+        if not isinstance(rows, list):
+            msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
+            raise ProtocolError(msg)
+        try:
+            rows = sorted(rows, key=lambda row: int(row["partition"]))
+            return [row["leader"] >= 0 for row in rows]
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
+            raise ProtocolError(msg) from error
+
+    return Call(Request(method="GET", path=path_of("topics", topic, "partitions")), parse)
+
+
+def auto_create_topic(cluster_id: str, name: str) -> Call[None]:
+    """Return the call that creates a topic as a first produce would, unless it exists.
+
+    404/40401 where the cluster does not create topics so.
+    """
+    body = orjson.dumps({"topic_name": name, "auto_create": True})
+    path = v3_path(cluster_id, "topics")
+    return read_nothing(
+        Request(method="POST", path=path, body=body, timeout_s=CREATE_TIMEOUT_S, repeatable=True)
+    )
+
+
+def broker_urls(cluster_id: str) -> Call[list[str]]:
+    """Return the call that lists the URLs of the live brokers; none behind a proxy."""
+
+    def parse(answer: Answer) -> list[str]:
+        return [_url(row) for row in answer.resources() if row.get("host") is not None]
+
+    return Call(Request(method="GET", path=v3_path(cluster_id, "brokers")), parse)
+
+
+def _url(row: dict[str, Any]) -> str:
+    host = str(row["host"])
+    return f"http://[{host}]:{row['port']}" if ":" in host else f"http://{host}:{row['port']}"
+
+
+def new_producer_id(cluster_id: str) -> Call[int]:
+    """Return the call that allocates a producer id that is never given out again.
+
+    Its epochs begin with 0. An id whose answer is lost stays unused, which does no harm.
+    """
+    path = v3_path(cluster_id, "producer-ids")
+    request = Request(method="POST", path=path, body=b"{}", repeatable=True)
+    return read_one(request, lambda body: int(body["producer_id"]))
