@@ -13,6 +13,7 @@ from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
 from benchmarks import (
+    client,
     doors,
     failover,
     fetch,
@@ -48,8 +49,8 @@ NOT_MEASURED = (
 )
 """Errors by which a misbehaving cluster shows itself to the benchmarks."""
 SECTIONS = (
-    "idle", "produce", "latency", "spread", "fetch", "consumer", "doors", "growth", "failover",
-    "spark",
+    "idle", "produce", "latency", "spread", "fetch", "consumer", "client", "doors", "growth",
+    "failover", "spark",
 )  # fmt: skip
 
 
@@ -90,7 +91,9 @@ def first(error: BaseException) -> BaseException:
     return error
 
 
-async def measure(section: str, cluster: Product, options: Options) -> list[Row]:
+async def measure(  # noqa: C901 a branch a section
+    section: str, cluster: Product, options: Options
+) -> list[Row]:
     """Return one section's rows."""
     match section:
         case "idle":
@@ -108,6 +111,8 @@ async def measure(section: str, cluster: Product, options: Options) -> list[Row]
             if "fetch" not in options.sections:
                 await fetch.fill(cluster)
             return await fetch.consumer(cluster, options.seconds)
+        case "client":
+            return await client.measure(cluster, options.seconds, options.rounds)
         case "doors":
             return [
                 *await doors.measure(cluster, options.seconds, options.rounds),

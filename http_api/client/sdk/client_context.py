@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from http_api.client.client_errors import ClosedError
@@ -117,14 +117,19 @@ class ClientContext:
         """Call a program's callback, and await what it returns if that can be awaited."""
         try:
             result = callback(*arguments)
-            if inspect.isawaitable(result):
+            if result is not None and inspect.isawaitable(result):
                 await result
         except Exception:
             self.log.exception("callback failed callback=%r", callback)
 
+    def call_back_all(self, calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
+        """Call a program's callbacks; log what each raises, as no caller could handle it."""
+        for callback, arguments in calls:
+            try:
+                callback(*arguments)
+            except Exception:
+                self.log.exception("callback failed callback=%r", callback)
+
     def call_back(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call a program's callback; log what it raises, as no caller could handle it."""
-        try:
-            callback(*arguments)
-        except Exception:
-            self.log.exception("callback failed callback=%r", callback)
+        """Call one callback of a program; log what it raises."""
+        self.call_back_all([(callback, arguments)])

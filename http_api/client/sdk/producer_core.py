@@ -218,7 +218,7 @@ class ProducerCore:
         buffer += text
         batch.count += 1
         if awaiting is not None:
-            batch.awaited.append(AwaitedRecord(batch.count - 1, awaiting, key, value, timestamp_ms))
+            batch.awaited.append((batch.count - 1, awaiting, key, value, timestamp_ms))
             self.buffered_bytes += DELIVERY_BYTES
             if isinstance(awaiting, SendResult):
                 self.seal(topic, batch)
@@ -433,12 +433,10 @@ class ProducerCore:
         self._has_settled = True
         self.buffered_bytes -= batch.size_bytes + DELIVERY_BYTES * len(batch.awaited)
         error = None if batch.error is None else delivery_error(batch.error)
-        awaited = []
-        for each in batch.awaited:
-            if isinstance(each.awaiting, SendResult):
-                each.awaiting.settle(_receipt(batch, each), error)
-            else:
-                awaited.append(each)
+        awaited = batch.awaited
+        if awaited and isinstance(awaited[-1][1], SendResult):  # a send ends its batch
+            awaited[-1][1].settle(_receipt(batch, awaited[-1]), error)
+            awaited = awaited[:-1]
         if error is None:
             self.counts.records_sent += batch.count
         else:
@@ -471,7 +469,7 @@ class ProducerCore:
                 continue
             batch, awaited = self._completed.popleft()
             error = None if batch.error is None else delivery_error(batch.error)
-            yield CallBacks([(each.awaiting, (error, _receipt(batch, each))) for each in awaited])
+            yield CallBacks((each[1], (error, _receipt(batch, each))) for each in awaited)
             self._sealed_records -= len(awaited)
             self._complete(batch)
             shell.notify()
@@ -524,13 +522,14 @@ class ProducerCore:
         self._active.clear()
 
 
-def _receipt(batch: RecordBatch, delivery: AwaitedRecord) -> Receipt:
+def _receipt(batch: RecordBatch, awaited: AwaitedRecord) -> Receipt:
+    at, _, key, value, timestamp_ms = awaited
     offset = batch.base_offset
     return Receipt(
         batch.topic,
         batch.partition,
-        offset + delivery.at if offset >= 0 else offset,
-        delivery.timestamp,
-        delivery.key,
-        delivery.value,
+        offset + at if offset >= 0 else offset,
+        timestamp_ms,
+        key,
+        value,
     )

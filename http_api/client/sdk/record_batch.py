@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from typing_extensions import override
@@ -34,16 +34,10 @@ _FIRST: Final = 2
 _records_of = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-class AwaitedRecord(NamedTuple):
-    """An awaited outcome of one record, and what its receipt shows."""
-
-    at: int
-    """Index of the record in its batch."""
-    awaiting: Any
-    """An ``on_delivery`` callback, or the `SendResult` of a `send`."""
-    key: Any
-    value: Any
-    timestamp: int | None
+AwaitedRecord = tuple[int, Any, Any, Any, "int | None"]
+"""An awaited outcome: index of the record in its batch; the ``on_delivery`` callback, or the
+`SendResult` of a `send`; and for the receipt, key, value and timestamp. A plain tuple, as there may
+be one for each record."""
 
 
 class RecordBatch(PendingProduce):
@@ -138,9 +132,7 @@ class RecordBatch(PendingProduce):
         part.key_format, part.value_format = self.key_format, self.value_format
         part.buffer += b"}," + b",".join([bytes(record) for record in records])[:-1]
         part.count = len(records)
-        part.awaited = [
-            each._replace(at=each.at - first) for each in self.awaited if first <= each.at < stop
-        ]
+        part.awaited = [(at - first, *rest) for at, *rest in self.awaited if first <= at < stop]
         return part
 
 

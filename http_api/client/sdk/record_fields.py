@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from http_api.client.client_errors import InvalidRecordError
 from http_api.client.sdk.record_types import Headers, NewRecord
-from http_api.client.sdk.values import Encode, Format, encoder, headers_text, stored_bytes
+from http_api.client.sdk.values import NULL, Encode, Format, encoder, headers_text, stored_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TIMESTAMP_MS_MAX: Final = (1 << 63) - 1
 PARTITION_MAX: Final = (1 << 31) - 1
 _ANY: Final = Format.ANY
+_JSON: Final = Format.JSON
 
 
 RecordFields = tuple[Format, Format, bytes, "bytes | None", "int | None"]
@@ -51,8 +52,11 @@ class RecordEncoder:
             return _ANY, value_format, text, None, None
         key_format, view = _ANY, None
         if key is not None:
-            key_format, key_text = encoded = self._encode_key(key)
-            view = stored_bytes(encoded)
+            key_format, key_text = self._encode_key(key)
+            if key_format is not _JSON or key_text == NULL:
+                view = stored_bytes((key_format, key_text))
+            else:
+                view = key_text
             text += b',"key":' + key_text
         timestamp_ms = None
         if timestamp is not None:

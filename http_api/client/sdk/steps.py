@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,7 +53,7 @@ class CallBacks:
     An asyncio shell awaits what they return, if it can be awaited. What they raise is logged.
     """
 
-    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]
+    calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 Steps = Generator[Attempt | Pause | CallBacks, Answer | None, T]
@@ -142,8 +142,7 @@ class BlockingShell:
                         self._condition(step.group).wait(step.seconds)
                         continue
                 if isinstance(step, CallBacks):
-                    for function, arguments in step.calls:
-                        self._context.call_back(function, *arguments)
+                    self._context.call_back_all(step.calls)
                     continue
                 if step.wait_s:
                     time.sleep(step.wait_s)

@@ -1,0 +1,133 @@
+"""The Python SDK: one process that calls it for each record, on the cores of the cluster.
+
+Replication factor 3, acks=all, flush=ack, values of 100 bytes, six partitions. The floor of the
+writers is what ready-made requests of 1,000 records reach in the same run: a slower machine lowers
+both.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.processes import ROOT
+from benchmarks.report import Budget, Row, at_most
+
+if TYPE_CHECKING:
+    from benchmarks.product import Product
+
+PARTITIONS: Final = 6
+TOPIC: Final = "client"
+PRODUCED: Final = 300_000
+KEYED: Final = 150_000
+"""Records a second of the budget, on a machine that is quick enough."""
+RATIO: Final = 0.4
+"""Part of the raw requests' throughput that suffices in place of `PRODUCED`."""
+SEND_BUDGET: Final = at_most(2, " ms")
+MEMORY_BUDGET: Final = at_most(92, " MB")
+"""The buffer of 32 MiB and 60 MB."""
+IMPORT_BUDGET: Final = at_most(150, " ms")
+IMPORTS: Final = 5
+CHILD_S: Final = 120.0
+
+
+async def measure(product: Product, seconds: float, rounds: int) -> list[Row]:
+    """Return the rows of the section: writers in turn with the raw requests, `send`, the import."""
+    await product.create_topic(TOPIC, partitions=PARTITIONS)
+    urls = ",".join(node.url for node in product.now().brokers)
+    runs: dict[str, list[dict[str, Any]]] = {"raw": [], "plain": [], "keyed": [], "asyncio": []}
+    for _ in range(rounds):
+        for mode, figures in runs.items():
+            figures.append(_write(mode, urls, seconds))
+    raw = statistics.median(_per_second(each) for each in runs["raw"])
+    rows = [
+        _throughput("produce, no key, no callback", runs["plain"], raw, PRODUCED),
+        _throughput("produce, keyed, with on_delivery", runs["keyed"], raw, KEYED),
+        _throughput("produce, asyncio, no key", runs["asyncio"], raw, None),
+        _memory(runs["plain"]),
+        _one_at_a_time(_write("send", urls, seconds)),
+        _import_time(),
+    ]
+    await product.delete_topic(TOPIC)
+    return rows
+
+
+def _write(mode: str, urls: str, seconds: float) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.client_write", mode, urls, TOPIC, str(seconds)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=CHILD_S + seconds
+    )
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def _per_second(figures: dict[str, Any]) -> float:
+    return float(figures["records"] / figures["elapsed_s"])
+
+
+def _throughput(
+    what: str, runs: list[dict[str, Any]], raw_per_s: float, enough_per_s: int | None
+) -> Row:
+    """Return a row: met by so many records a second, or by the ratio to the raw requests."""
+    per_s = statistics.median(_per_second(each) for each in runs)
+    cpu_us = statistics.median(each["cpu_s"] / each["records"] for each in runs) * 1e6
+    ratio = per_s / raw_per_s
+    budget: Budget | None = None
+    if enough_per_s is not None:
+        budget = (
+            RATIO if per_s < enough_per_s else Budget(enough_per_s, " records/s", at_least=True)
+        )
+    return Row(
+        what=f"SDK {what}",
+        product=f"{per_s:,.0f} records/s",
+        floor=f"{raw_per_s:,.0f} records/s",
+        value=ratio if budget is not None and budget.of_floor else per_s,
+        budget=budget,
+        note=f"{ratio:.2f} × raw requests of 1,000; {cpu_us:.1f} µs of CPU a record",
+    )
+
+
+def _memory(runs: list[dict[str, Any]]) -> Row:
+    grown_mb = max(each["grown_mb"] for each in runs)
+    return Row(
+        what="SDK produce, memory at full speed",
+        product=f"{grown_mb:.0f} MB",
+        value=grown_mb,
+        budget=MEMORY_BUDGET,
+        note="the process's largest growth; its buffer is 32 MiB",
+    )
+
+
+def _one_at_a_time(figures: dict[str, Any]) -> Row:
+    return Row(
+        what="SDK send, one at a time, p50",
+        product=f"{figures['p50_ms']:.2f} ms",
+        value=figures["p50_ms"],
+        budget=SEND_BUDGET,
+        note=f"p99 {figures['p99_ms']:.2f} ms, {_per_second(figures):,.0f} records/s",
+    )
+
+
+def _import_time() -> Row:
+    """Return the row of the import: the quickest of several, in a process each."""
+    times_ms = []
+    for _ in range(IMPORTS):
+        nothing_s = _python("pass")
+        times_ms.append((_python("import quorumlog") - nothing_s) * 1_000)
+    return Row(
+        what="import quorumlog",
+        product=f"{min(times_ms):.0f} ms",
+        value=min(times_ms),
+        budget=IMPORT_BUDGET,
+        note=f"the quickest of {IMPORTS}, without the interpreter's own start",
+    )
+
+
+def _python(code: str) -> float:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=CHILD_S)
+    return time.monotonic() - began
