@@ -18,7 +18,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from http_api.client.calls import Call
-from http_api.client.client_errors import BufferFullError, DeliveryError, QuorumlogError
+from http_api.client.client_errors import (
+    BufferFullError,
+    DeliveryError,
+    OutcomeUnknownError,
+    QuorumlogError,
+)
 from http_api.client.sdk.delivery import (
     delivery_error,
     produce_call,
@@ -404,6 +409,10 @@ class ProducerCore:
             is_written = False
             queue.end_attempt()
             report_error(queue, batch, error)
+        except BaseException:  # a bug, or the end of its thread: the batch must not hang
+            queue.end_attempt()
+            report_error(queue, batch, OutcomeUnknownError("the attempt was interrupted"))
+            raise
         else:
             queue.end_attempt()
             is_written = report_answer(queue, batch, answer)
