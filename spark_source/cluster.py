@@ -109,7 +109,7 @@ class Cluster:
         """Return the cluster's id; the first call also learns the URLs of all brokers."""
         if self._cluster_id is None:
             cluster_id = self.run(admin.cluster()).cluster_id
-            self.client.routes.add(one.url for one in self.run(admin.brokers(cluster_id)))
+            self.client.routes.add_brokers(one.url for one in self.run(admin.brokers(cluster_id)))
             self._cluster_id = cluster_id
         return self._cluster_id
 

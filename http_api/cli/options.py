@@ -148,7 +148,7 @@ def client_of(url: str) -> Client:
 def learn_brokers(client: Client) -> None:
     """Add all brokers to the client, so that a long command survives the broker in --url."""
     found = client.run(cluster())
-    client.routes.add(broker.url for broker in client.run(brokers(found.cluster_id)))
+    client.routes.add_brokers(broker.url for broker in client.run(brokers(found.cluster_id)))
 
 
 def print_client_errors(command: Command) -> Command:

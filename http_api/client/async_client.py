@@ -7,16 +7,17 @@ broker an attempt is sent to and whether to retry, this module sends and sleeps.
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Iterable, Sequence
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TypeVar
 
 import aiohttp
 from yarl import URL
 
 from http_api.client.calls import Answer, Call, Request, decode_answer
-from http_api.client.client_errors import QuorumlogError
-from http_api.client.network import ClientNetwork
+from http_api.client.client_errors import ClosedError, QuorumlogError
+from http_api.client.network import ClientNetwork, server_address
 from http_api.client.produce_calls import JsonRecord, RecordOutcome, produce_attempts
 from http_api.client.routes import (
     AttemptError,
@@ -31,12 +32,16 @@ from raft_metadata.common.record_placement import Partitioner
 
 T = TypeVar("T")
 
+LARGE_BODY_BYTES = 1 << 20
+"""Size above which aiohttp warns of a body that is given as bytes."""
+
 
 class AsyncClient:
     """Client that runs calls against a cluster over pooled connections.
 
     Used as an async context by the tasks of one event loop. aiohttp sends a request again by itself
-    only if the request may be repeated (rule F2).
+    only if the request may be repeated (rule F2). Headers are made anew when a connection is, and
+    then used for all connections.
     """
 
     def __init__(
@@ -51,25 +56,28 @@ class AsyncClient:
         self._retry_s = retry_s
         self._connections = connections
         self._network = network or ClientNetwork()
-        self._headers: dict[str, str] | None = None
-        """Headers of every request; None: to be made anew for the next one."""
+        self._headers: dict[str, str] = {}
+        """Headers of every request, made anew with each connection."""
         self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
         self._lanes: dict[tuple[str, int | None], asyncio.Lock] = {}
 
     async def __aenter__(self) -> AsyncClient:
-        is_tls = any(url.startswith("https:") for url in self.routes.urls)
         tracing = aiohttp.TraceConfig()
-        tracing.on_connection_create_start.append(self._forget_headers)
+        tracing.on_connection_create_start.append(self._make_headers)
+        tracing.on_connection_create_end.append(_note_connection)
+        tracing.on_connection_reuseconn.append(_note_connection)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=self._connections,
                 use_dns_cache=False,  # brokers that all moved are found by their names
-                ssl=self._network.tls_context() if is_tls else True,
             ),
             auto_decompress=False,  # `decode_answer` decodes within a limit
+            cookie_jar=aiohttp.DummyCookieJar(),  # as `Client`, which has none
             skip_auto_headers=("User-Agent",),
             trace_configs=[tracing],
         )
+        self._is_closed = False
         return self
 
     async def __aexit__(
@@ -78,9 +86,10 @@ class AsyncClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._is_closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def run(self, call: Call[T], *, retry_s: float | None = None) -> T:
         """Run a call as `Client.run` does and return its result; raises `QuorumlogError`.
@@ -139,63 +148,109 @@ class AsyncClient:
             )
             return await self.drive(attempts)
 
-    async def _forget_headers(self, *_: object) -> None:
-        self._headers = None
-
     async def send(self, url: str, request: Request) -> Answer:
         """Send a request once and return the answer, decoded.
 
         Raises:
             AttemptError: There is no complete answer.
             ProtocolError: The answer can't be decoded.
+            ConfigError: The headers or a file of the security can't be used.
+            ClosedError: The client was closed.
         """
         answer = await self._send_once(url, request)
         if answer.status == UNAUTHORIZED and self._network.has_new_headers:
-            self._headers = None
+            self._headers = self._network.connection_headers()
             answer = await self._send_once(url, request)  # a 401 did nothing
         return decode_answer(answer, request)
 
     async def _send_once(self, url: str, request: Request) -> Answer:
-        if self._session is None:
+        session = self._session
+        if session is None:
+            if self._is_closed:
+                msg = "the client is closed"
+                raise ClosedError(msg)
             msg = "use AsyncClient as an async context"
             raise RuntimeError(msg)
-        if self._headers is None:
-            self._headers = self._network.connection_headers()
-        timeout = aiohttp.ClientTimeout(
-            total=request.timeout_s, sock_connect=self._network.connect_timeout_s
-        )
+        under_way = _RequestUnderWay()
         try:
-            async with self._session.request(
-                request.method,
-                URL(url + request.path, encoded=True),
-                data=request.body,
-                headers=self._headers | request.headers,
-                timeout=timeout,
-                allow_redirects=False,
-                middlewares=() if request.may_repeat else (_without_repeats,),
-            ) as response:
-                body = await response.read()
-                headers = {name.lower(): value for name, value in response.headers.items()}
-                return Answer(status=response.status, headers=headers, body=body)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise NotSentError(str(error)) from error
-        except ValueError as error:  # no URL
-            msg = "expected http://host:port or https://host:port"
-            raise NotSentError(msg) from error
-        except TimeoutError as error:
-            msg = "timed out"
-            raise LostError(msg) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise LostError(str(error) or repr(error)) from error
+            return await self._exchange(session, url, request, under_way)
+        except QuorumlogError:
+            raise
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+            is_slow = isinstance(error, TimeoutError)
+            reason = "timed out" if is_slow else str(error) or repr(error)
+            kind = LostError if under_way.is_connected else NotSentError
+            raise kind(reason) from error
+
+    async def _exchange(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        request: Request,
+        under_way: _RequestUnderWay,
+    ) -> Answer:
+        scheme = server_address(url)[0]
+        connect_s = min(self._network.connect_timeout_s, request.timeout_s)
+        body = request.body
+        async with session.request(
+            request.method,
+            URL(url + request.path, encoded=True),
+            # a large body as bytes would cause a ResourceWarning
+            data=io.BytesIO(body) if body is not None and len(body) > LARGE_BODY_BYTES else body,
+            headers=self._headers | request.headers,
+            ssl=self._network.tls_context() if scheme == "https" else True,
+            timeout=aiohttp.ClientTimeout(total=request.timeout_s, sock_connect=connect_s),
+            allow_redirects=False,
+            trace_request_ctx=under_way,
+            middlewares=(under_way.take,) if request.may_repeat else (under_way.take_once,),
+        ) as response:
+            body = await response.read()
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return Answer(status=response.status, headers=headers, body=body)
+
+    async def _make_headers(
+        self, _session: aiohttp.ClientSession, trace: SimpleNamespace, _params: object
+    ) -> None:
+        """Make the headers for a connection that is being opened, and for the request in hand."""
+        self._headers = self._network.connection_headers()
+        under_way: _RequestUnderWay = trace.trace_request_ctx
+        under_way.change_headers(self._headers)
 
 
-async def _without_repeats(
-    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    """Turn a broken connection into `LostError`, so that aiohttp repeats no GET or DELETE."""
-    try:
+class _RequestUnderWay:
+    """One attempt inside of aiohttp: its request, and whether it has got a connection."""
+
+    def __init__(self) -> None:
+        self.is_connected = False
+        """True once bytes of the request may have been sent."""
+        self._request: aiohttp.ClientRequest | None = None
+
+    def change_headers(self, headers: dict[str, str]) -> None:
+        """Give the request the headers of its new connection."""
+        if self._request is not None:
+            self._request.headers.update(headers)
+
+    async def take(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Pass the request on. aiohttp may send it again."""
+        self._request = request
         return await send(request)
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-        raise
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        raise LostError(str(error) or repr(error)) from error
+
+    async def take_once(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Pass the request on, so that aiohttp sends no GET, PUT or DELETE again."""
+        self._request = request
+        try:
+            return await send(request)
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+            # aiohttp repeats after these two, and not after their base class
+            raise aiohttp.ClientConnectionError(str(error) or repr(error)) from error
+
+
+async def _note_connection(
+    _session: aiohttp.ClientSession, trace: SimpleNamespace, _params: object
+) -> None:
+    under_way: _RequestUnderWay = trace.trace_request_ctx
+    under_way.is_connected = True

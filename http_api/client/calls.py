@@ -138,8 +138,10 @@ def error_of(answer: Answer) -> ApiError:
     if not isinstance(envelope, dict):
         text = answer.body[:200].decode(errors="replace").strip()
         return api_error(answer.status, answer.status, text or f"HTTP {answer.status}", {})
-    code = envelope.get("error_code", answer.status)
-    error = api_error(answer.status, int(code), str(envelope.get("message", "")), envelope)
+    code = envelope.get("error_code")
+    code = code if isinstance(code, int) else answer.status
+    message = str(envelope.get("message") or f"HTTP {answer.status}")
+    error = api_error(answer.status, code, message, envelope)
     diverging = answer.headers.get("quorumlog-diverging-offset", "")
     if diverging.isascii() and diverging.isdigit():
         error.diverging_offset = int(diverging)

@@ -1,16 +1,19 @@
 """Ways to a cluster: TLS, credentials and further headers of a client's requests.
 
 Both transports open their connections with a `ClientNetwork`: it makes the TLS context, once, and
-the headers, for each new connection and again after a 401. Nothing here logs or shows a credential.
+the headers, for each new connection and again after a 401. `server_address` reads a broker's URL
+for both. Nothing here logs or shows a credential: error texts name the setting, never its value.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from http_api.client.client_errors import ConfigError
 
@@ -19,8 +22,45 @@ if TYPE_CHECKING:
 
 CLIENT_ID_HEADER: Final = "Quorumlog-Client-Id"
 CONNECT_TIMEOUT_S: Final = 3.0
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""Name of a header (RFC 9110)."""
+_VALUE: Final = re.compile(r"[\x20-\x7e\t]*")
+"""Value of a header: ASCII, as the two transports encode anything else differently."""
+_PATH: Final = re.compile(r"(/[\x21\x24-\x3e\x40-\x7e]*)?")
+"""Path of a URL, quoted: no space, control character, query or fragment."""
+OWN_HEADERS: Final = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Headers that the transports set, in lower case; others would make requests unreadable."""
 
 Headers = Mapping[str, str]
+
+
+def server_address(url: str) -> tuple[str, str, int, str]:
+    """Return scheme, host, port and path of a broker's URL; raises ValueError if it is none.
+
+    A path begins with a slash and is quoted, or is empty. A user, query or fragment is refused.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    is_plain = not (parts.query or parts.fragment) and "@" not in parts.netloc
+    is_http = parts.scheme in {"http", "https"} and bool(parts.hostname)
+    if not is_http or not is_plain or not _PATH.fullmatch(parts.path):
+        msg = "expected http://host:port or https://host:port"
+        raise ValueError(msg)
+    return parts.scheme, str(parts.hostname), port, parts.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +95,8 @@ class ClientSecurity:
             msg = "security: expected one of user, token and token_file"
         elif (self.certificate is None) != (self.key is None):
             msg = "security: certificate and key are used together"
+        elif self.token is not None and not _is_token(self.token):
+            msg = "security: token: expected ASCII characters without spaces"
         else:
             return
         raise ConfigError(msg)
@@ -70,21 +112,38 @@ class ClientSecurity:
             password = self.password
             if password is None:
                 password = _first_line("password_file", self.password_file)
-            text = base64.b64encode(f"{self.user}:{password}".encode()).decode()
+            try:
+                text = base64.b64encode(f"{self.user}:{password}".encode()).decode()
+            except UnicodeEncodeError:
+                msg = "security: user and password: expected texts in UTF-8"
+                raise ConfigError(msg) from None  # the cause would hold the password
             return {"Authorization": f"Basic {text}"}
         token = self.token
         if token is None and self.token_file is not None:
             token = _first_line("token_file", self.token_file)
+            if not _is_token(token):
+                msg = (
+                    f"security: token_file={self.token_file!r}: expected a first line of ASCII "
+                    "characters without spaces"
+                )
+                raise ConfigError(msg)
         return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _is_token(token: str) -> bool:
+    return bool(token) and bool(_VALUE.fullmatch(token)) and not re.search(r"[ \t]", token)
 
 
 def _first_line(name: str, path: str | None) -> str:
     assert path is not None
     try:
         return Path(path).read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"security: {name}={path!r} can't be read: {error}"
+    except OSError as error:
+        msg = f"security: {name}={path!r} can't be read: {error.strerror or error}"
         raise ConfigError(msg) from error
+    except UnicodeDecodeError:
+        msg = f"security: {name}={path!r} can't be read: it is not UTF-8"
+        raise ConfigError(msg) from None  # the cause would hold the file's bytes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -104,16 +163,55 @@ class ClientNetwork:
         return has_files or callable(self.headers)
 
     def connection_headers(self) -> dict[str, str]:
-        """Return the headers of all requests of a new connection; raises `ConfigError`."""
-        found = {} if self.client_id is None else {CLIENT_ID_HEADER: self.client_id}
-        if self.security is not None:
-            found |= self.security.headers()
-        given = self.headers() if callable(self.headers) else self.headers
-        for name, value in (given or {}).items():
-            if not _is_header(name, value):
-                msg = f"setting headers: {name!r}: expected a name and a text without line breaks"
+        """Return the headers of all requests of a new connection.
+
+        One of ``headers`` takes the place of one of the client's own with the same name. Calls
+        ``headers`` if it is a function, and reads the files of `security`.
+
+        Raises:
+            ConfigError: The function fails or returns no headers, or a file can't be read.
+        """
+        found: dict[str, tuple[str, str]] = {}
+        if self.client_id is not None:
+            if not _VALUE.fullmatch(self.client_id):
+                msg = f"setting client_id={self.client_id!r}: expected ASCII without line breaks"
                 raise ConfigError(msg)
-            found[name] = value
+            found[CLIENT_ID_HEADER.lower()] = (CLIENT_ID_HEADER, self.client_id)
+        if self.security is not None:
+            for name, value in self.security.headers().items():
+                found[name.lower()] = (name, value)
+        for name, value in self._given_headers():
+            found[name.lower()] = (name, value)
+        return dict(found.values())
+
+    def _given_headers(self) -> list[tuple[str, str]]:
+        """Return what the setting ``headers`` names, checked; error texts have names only."""
+        given: object = self.headers
+        if callable(given):
+            try:
+                given = given()
+            except Exception as error:
+                msg = f"setting headers: the function failed with {type(error).__name__}"
+                raise ConfigError(msg) from error
+            if isinstance(given, Coroutine):
+                given.close()  # it would warn that it was never awaited
+        if given is None:
+            return []
+        if not isinstance(given, Mapping):
+            msg = f"setting headers: expected a mapping, got {type(given).__name__}"
+            raise ConfigError(msg)
+        found = []
+        for name, value in given.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                msg = f"setting headers: {name!r}: expected a name of a header"
+            elif name.lower() in OWN_HEADERS:
+                msg = f"setting headers: {name!r} is set by the client itself"
+            elif not isinstance(value, str) or not _VALUE.fullmatch(value):
+                msg = f"setting headers: {name!r}: expected ASCII text without line breaks"
+            else:
+                found.append((name, value))
+                continue
+            raise ConfigError(msg)
         return found
 
     def tls_context(self) -> ssl.SSLContext:
@@ -122,18 +220,22 @@ class ClientNetwork:
             import ssl
 
             security = self.security or ClientSecurity()
+            name = f"ca={security.ca!r}"
             try:
                 context = ssl.create_default_context(cafile=security.ca)
                 if security.certificate is not None:
-                    context.load_cert_chain(security.certificate, security.key)
-            except (OSError, ssl.SSLError) as error:
-                msg = f"security: a file for TLS can't be used: {error}"
+                    name = f"certificate={security.certificate!r} with its key"
+                    # without a function for the password, OpenSSL would ask at the terminal
+                    context.load_cert_chain(
+                        security.certificate, security.key, password=_no_password
+                    )
+            except (OSError, ValueError) as error:
+                msg = f"security: {name} can't be used: {error}"
                 raise ConfigError(msg) from error
             self._context = context
         return self._context
 
 
-def _is_header(name: object, value: object) -> bool:
-    if not isinstance(name, str) or not isinstance(value, str) or not name.isascii():
-        return False
-    return bool(name) and not any(one in name + value for one in "\r\n\0") and ":" not in name
+def _no_password() -> str:
+    msg = "a key with a password is not supported"
+    raise ValueError(msg)

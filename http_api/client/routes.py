@@ -7,13 +7,14 @@ and the next call for that partition is sent to it. A write is sent again only i
 not carried out (rule F1). No I/O; the time is an argument.
 
 A leader's URL is used only where the given URLs lead to brokers themselves: never from https to
-http, and not if a given URL has a path, which is a proxy's.
+http, and not if a given URL has a path, which is a proxy's. One that can't be reached is left aside
+for `LEFT_ASIDE_S`; meanwhile any broker passes its requests on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from http_api.client.client_errors import (
     QuorumlogError,
     UnreachableError,
 )
+from http_api.client.network import server_address
 from raft_metadata.common.errors import Outcome
 
 T = TypeVar("T")
@@ -39,7 +41,7 @@ MAX_LEADERS_KEPT = 10_000
 LEFT_ASIDE_S = 60.0
 """Seconds for which a leader that can't be reached gets no requests."""
 REBOOTSTRAP_S = 10.0
-"""Seconds without an answer after which only the given URLs are asked."""
+"""Seconds of failures without an answer after which the given URLs are asked first again."""
 
 
 class Routes:
@@ -72,8 +74,8 @@ class Routes:
         self._left_aside: dict[str, float] = {}
         """Leaders that could not be reached, by the time until which they are not tried."""
         self._checked: set[str] = set()
-        self._answered_s: float | None = None
-        """Time of the last answer, or of the first call after `rebootstrap_s` without one."""
+        self._failing_since_s: float | None = None
+        """Time of the first failure since the last answer; None if there is none."""
         self.cluster_id: str | None = None
         """Id of the cluster, once a broker has been checked."""
         self.has_answered = False
@@ -96,7 +98,13 @@ class Routes:
 
     def may_follow(self, url: str) -> bool:
         """Return True if a URL that an answer names may get requests."""
-        return self._follows and (url.startswith("https:") or not self._is_secure)
+        if not self._follows:
+            return False
+        try:
+            scheme, _, _, path = server_address(url)
+        except ValueError:
+            return False
+        return path in {"", "/"} and (scheme == "https" or not self._is_secure)
 
     def learn_leader(self, topic: str, partition: int, url: str) -> None:
         """Remember the URL of a partition's leader, unless it may not be followed."""
@@ -114,15 +122,18 @@ class Routes:
     def candidates(self, request: Request, now_s: float) -> list[str]:
         """Return the brokers to try, in order: the leader if known, then the others.
 
-        Without an answer for `rebootstrap_s` only the given URLs are left.
+        If all requests failed for `rebootstrap_s`, the given URLs come first again, before
+        those that answers named, and every broker is checked anew.
         """
         with self._lock:
-            if self._answered_s is None:
-                self._answered_s = now_s
-            elif now_s - self._answered_s > self._rebootstrap_s:
-                self._urls = [url for url in self._urls if url in self._given]
+            failing_s = self._failing_since_s
+            if failing_s is not None and now_s - failing_s > self._rebootstrap_s:
+                named = [url for url in self._urls if url not in self._given]
+                self._urls = [*self._given, *named]
                 self._leaders.clear()
-                self._answered_s = now_s
+                self._left_aside.clear()
+                self._checked.clear()
+                self._failing_since_s = now_s
             leader = None if request.leader_key is None else self._leaders.get(request.leader_key)
             if leader is not None and self._left_aside.get(leader, now_s) > now_s:
                 leader = None
@@ -133,7 +144,7 @@ class Routes:
         """Learn from an answer: move its broker to the front, or remember the leader it names."""
         self.has_answered = True
         with self._lock:
-            self._answered_s = now_s
+            self._failing_since_s = None
             if self._left_aside:
                 self._left_aside.pop(url, None)
             if url in self._urls and self._urls[0] != url and request.leader_key is None:
@@ -145,17 +156,30 @@ class Routes:
 
     def report_failure(self, request: Request, url: str) -> None:
         """Forget a leader that did not answer, and move its broker to the end."""
+        key = request.leader_key
         with self._lock:
-            if request.leader_key is not None:
-                self._leaders.pop(request.leader_key, None)
+            if key is not None and self._leaders.get(key) == url:
+                del self._leaders[key]
         self.demote(url)
 
     def report_unreachable(self, url: str, now_s: float) -> None:
-        """Leave a leader aside that accepts no connection; any broker passes its requests on."""
+        """Leave a broker aside as a leader, because it accepts no connection or is no broker.
+
+        Any other one passes its requests on.
+        """
         with self._lock:
-            self._checked.discard(url)
-            if url not in self._given:
-                self._left_aside[url] = now_s + LEFT_ASIDE_S
+            self._left_aside[url] = now_s + LEFT_ASIDE_S
+            self._report_silence(url, now_s)
+
+    def report_lost(self, url: str, now_s: float) -> None:
+        """Check a broker anew before its next request, as another one may have its address."""
+        with self._lock:
+            self._report_silence(url, now_s)
+
+    def _report_silence(self, url: str, now_s: float) -> None:
+        self._checked.discard(url)
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
 
     def demote(self, url: str) -> None:
         """Try this broker after all others from now on."""
@@ -207,6 +231,10 @@ class LostError(AttemptError):
     """The request was sent, at least in part, and no complete answer came."""
 
 
+class InterruptedAttemptError(LostError):
+    """The client itself ended the request; its broker did nothing wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A request to send to one broker, ``wait_s`` seconds from now."""
@@ -241,11 +269,14 @@ def attempts_at(
     while True:
         try:
             if routes.needs_check(exchange.url):
-                yield from _check_cluster(routes, exchange.url, wait_s)
+                yield from _check_cluster(routes, exchange.url, wait_s, call.request.timeout_s)
                 wait_s = 0.0
             answer = yield Attempt(exchange.url, call.request, wait_s)
         except NotSentError as error:
             wait_s = exchange.report_not_sent(str(error), now_s())
+        except InterruptedAttemptError as error:
+            msg = f"the request to {exchange.url} was interrupted"
+            raise OutcomeUnknownError(msg) from error
         except LostError as error:
             wait_s = exchange.report_lost(str(error), now_s())
         else:
@@ -258,22 +289,32 @@ def attempts_at(
 _CLUSTER: Final = Request(method="GET", path="/v3/clusters")
 
 
-def _check_cluster(routes: Routes, url: str, wait_s: float) -> Attempts[None]:
+def _check_cluster(routes: Routes, url: str, wait_s: float, timeout_s: float) -> Attempts[None]:
     """Ask a broker for its cluster's id before the request itself is sent to it.
 
     Raises:
+        InterruptedAttemptError: The client ended the request.
         NotSentError: It does not answer, or is no broker of this cluster.
         ApiError: It refuses the credentials.
     """
+    request = replace(_CLUSTER, timeout_s=min(_CLUSTER.timeout_s, timeout_s))
     try:
-        answer = yield Attempt(url, _CLUSTER, wait_s)
+        answer = yield Attempt(url, request, wait_s)
         if answer.status in {401, 403}:
             raise error_of(answer)
-        rows = answer.resources() if answer.status < 400 else []
+        if answer.status >= 500:
+            error = error_of(answer)
+            if error.code != answer.status:  # a broker's own code, for example while it starts
+                routes.has_answered = True
+            msg = f"HTTP {answer.status}: {error}"
+            raise NotSentError(msg)
+        rows = answer.resources() if answer.status < 300 else []
+    except InterruptedAttemptError:
+        raise
     except (LostError, ProtocolError) as error:
         raise NotSentError(str(error)) from error
     found = rows[0].get("cluster_id") if len(rows) == 1 and isinstance(rows[0], dict) else None
-    if not isinstance(found, str):
+    if not isinstance(found, str) or not found:
         msg = f"no quorumlog broker, HTTP {answer.status} with {answer.body[:100]!r}"
         raise NotSentError(msg)
     routes.check(url, found)
@@ -293,6 +334,9 @@ class Exchange:
         self._backoff = Backoff(now_s + retry_s)
         self._candidates = routes.candidates(request, now_s)
         self._refusals: dict[str, str] = {}
+        """Brokers that gave no answer, with the reasons."""
+        self._is_outcome_unknown = False
+        """True once an attempt was lost: the request may have taken effect."""
 
     @property
     def url(self) -> str:
@@ -302,8 +346,11 @@ class Exchange:
     def receive_answer(self, answer: Answer, now_s: float) -> float | None:
         """Take an HTTP answer; return None if final, else the seconds until the next attempt."""
         self._routes.receive_answer(self._request, self.url, answer, now_s)
-        if answer.status < 400 or answer.status in self._request.parsed_error_statuses:
+        if 200 <= answer.status < 300 or answer.status in self._request.parsed_error_statuses:
             return None
+        if answer.status < 400:
+            msg = f"HTTP {answer.status} from {self.url}: expected a broker, which never redirects"
+            raise ProtocolError(msg)
         error = error_of(answer)
         error.path = self._request.path
         surely_not_done = error.outcome is Outcome.NOT_WRITTEN or self._request.may_repeat
@@ -316,33 +363,40 @@ class Exchange:
         """Take a failed connection, by which nothing arrived; return the seconds to wait."""
         self._refusals[self.url] = reason
         self._routes.report_unreachable(self.url, now_s)
-        return self._next_broker(self._unreachable(), now_s, allowed=self._routes.has_answered)
+        may_wait = self._routes.has_answered or self._is_outcome_unknown
+        return self._next_broker(now_s, may_wait=may_wait)
 
     def report_lost(self, reason: str, now_s: float) -> float:
         """Take a missing or partial answer; only a request that may be repeated is sent again."""
-        msg = f"no answer from {self.url}: {reason}"
-        error = OutcomeUnknownError(msg)
+        self._refusals[self.url] = reason
+        self._is_outcome_unknown = True
+        self._routes.report_lost(self.url, now_s)
         if not self._request.may_repeat:
             self._routes.report_failure(self._request, self.url)
-            raise error
-        return self._next_broker(error, now_s, allowed=True)
+            msg = f"no answer from {self.url}: {reason}"
+            raise OutcomeUnknownError(msg)
+        return self._next_broker(now_s, may_wait=True)
 
-    def _next_broker(self, error: QuorumlogError, now_s: float, *, allowed: bool) -> float:
+    def _next_broker(self, now_s: float, *, may_wait: bool) -> float:
         self._routes.report_failure(self._request, self.url)
         del self._candidates[0]
         if self._candidates:
             return 0.0
-        if not allowed:
-            raise self._unreachable()
-        return self._next_round(error, now_s)
+        if not may_wait:
+            raise self._silence()
+        return self._next_round(self._silence(), now_s)
 
     def _next_round(self, error: QuorumlogError, now_s: float) -> float:
         wait_s = self._backoff.next_s(now_s)
         if wait_s is None:
+            if self._is_outcome_unknown and error.retriable:
+                error.outcome = Outcome.UNKNOWN  # by an attempt before, whatever this one did
             raise error
         self._candidates = self._routes.candidates(self._request, now_s)
         return wait_s
 
-    def _unreachable(self) -> UnreachableError:
+    def _silence(self) -> QuorumlogError:
+        """Return the error that names every broker that was tried, with its reason."""
         tried = ", ".join(f"{url} ({reason})" for url, reason in self._refusals.items())
-        return UnreachableError(f"no broker answers: {tried}")
+        msg = f"no broker answers: {tried}"
+        return OutcomeUnknownError(msg) if self._is_outcome_unknown else UnreachableError(msg)
