@@ -78,21 +78,27 @@ class ClientContext:
         """True in a child of the process that made this object."""
         return os.getpid() != self._pid
 
-    def check_open(self) -> None:
-        """Raise `ClosedError` after `close`, and in a forked child."""
+    def check_process(self) -> None:
+        """Raise `ClosedError` in a forked child; cheap enough for each call."""
         if self.is_forked:
             msg = (
                 f"this {self.kind} belongs to process {self._pid} and this is its child "
                 f"{os.getpid()}: make a new one after fork"
             )
             raise ClosedError(msg)
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` after `close`, and in a forked child."""
+        self.check_process()
         if self._is_closed:
             msg = f"this {self.kind} is closed"
             raise ClosedError(msg)
 
     def close(self) -> bool:
-        """Mark as closed; return True on the first call."""
+        """Mark as closed; return True on the first call, and never in a forked child."""
         self.is_usable = False
+        if self.is_forked:
+            return False
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         return not was_closed

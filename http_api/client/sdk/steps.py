@@ -7,12 +7,15 @@ or in the thread of the caller; `AsyncShell` in a task. So there is one way to d
 two twins differ in how they wait.
 
 A shell is a monitor: no two generators of one object run at once, and its methods hold the same
-lock. The lock is free while a request is under way and during a pause.
+lock. The lock is free while a request is under way and during a pause. An error that steps raise
+ends them; the shell logs it, keeps it as `failure`, and wakes what waits.
+
+asyncio and aiohttp are imported by the methods of `AsyncShell` only, as they take a program that
+uses threads most of its start.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -22,9 +25,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from http_api.client.calls import Answer, Call
 from http_api.client.client_errors import QuorumlogError
-from http_api.client.routes import Attempt, AttemptError, LostError, attempts_at
+from http_api.client.routes import (
+    Attempt,
+    AttemptError,
+    InterruptedAttemptError,
+    attempts_at,
+)
 
 if TYPE_CHECKING:
+    import asyncio
+
     from http_api.client.async_client import AsyncClient
     from http_api.client.sdk.client_context import ClientContext
     from http_api.client.transport import Client
@@ -32,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 JOIN_S = 5.0
-"""Seconds that `stop` waits for the end of each thread."""
+"""Seconds that `stop` waits for the end of all threads or tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +97,9 @@ def steps_of(
 class BlockingShell:
     """Threads that run the steps of one SDK object, and the lock that they share.
 
-    `lock` is held while code reads or changes the object's state; `start`, `run`, `wait_until` and
-    `notify` are called without it, unless they say otherwise.
+    `lock` is held while code reads or changes the object's state; methods are called without it,
+    unless they say otherwise. In a forked child `start` and `run` raise `ClosedError` and `stop`
+    does nothing: threads of the parent are not there, and one of them may have held the lock.
     """
 
     def __init__(self, context: ClientContext) -> None:
@@ -101,11 +112,20 @@ class BlockingShell:
         self._clients_of_threads: dict[str, Client] = {}
         self.is_stopping = False
         """True once `stop` was called: steps should come to their end."""
+        self.failure: Exception | None = None
+        """First error that ended the steps of a thread; None if none failed."""
 
     now_s = staticmethod(time.monotonic)
 
     def start(self, name: str, steps: Callable[[], Steps[None]]) -> None:
-        """Run steps in a thread of their own, until they end; the lock may be held."""
+        """Run steps in a thread of their own, until they end; the lock may be held.
+
+        After `stop` nothing is started.
+        """
+        self._context.check_process()
+        if self.is_stopping:
+            return
+        self._threads = [one for one in self._threads if one.ident is None or one.is_alive()]
         thread = threading.Thread(
             target=self._run_thread,
             args=(name, steps),
@@ -116,17 +136,23 @@ class BlockingShell:
         thread.start()
 
     def _run_thread(self, name: str, steps: Callable[[], Steps[None]]) -> None:
+        client: Client | None = None
         try:
             with self._client() as client:
                 self._clients_of_threads[name] = client
                 self._drive(steps(), client)
-        except Exception:
+        except Exception as error:
             self._context.log.exception("background work failed work=%s", name)
+            with self.lock:
+                self.failure = self.failure or error
+                self.notify()
         finally:
-            self._clients_of_threads.pop(name, None)
+            if self._clients_of_threads.get(name) is client:
+                self._clients_of_threads.pop(name, None)
 
     def run(self, steps: Steps[T]) -> T:
         """Run steps in the calling thread and return their result, or raise their error."""
+        self._context.check_process()
         with self._client() as client:
             return self._drive(steps, client)
 
@@ -141,6 +167,8 @@ class BlockingShell:
                     if isinstance(step, Pause):
                         self._condition(step.group).wait(step.seconds)
                         continue
+                    if not isinstance(step, CallBacks):
+                        client.begin_attempt()  # with the lock, so that `stop` finds each attempt
                 if isinstance(step, CallBacks):
                     self._context.call_back_all(step.calls)
                     continue
@@ -180,22 +208,29 @@ class BlockingShell:
         return found
 
     def interrupt(self, name: str) -> None:
-        """End the request that the steps of this name wait for, if any, with a `LostError`."""
+        """End the request that the steps of this name wait for, if any.
+
+        The steps get an `InterruptedAttemptError`, which `steps_of` turns into an
+        `OutcomeUnknownError`; its broker is not blamed. The lock may be held.
+        """
         client = self._clients_of_threads.get(name)
         if client is not None:
             client.abort()
 
     def stop(self) -> None:
-        """Ask all steps to end, end their requests, and wait for their threads for a while."""
+        """Ask all steps to end, end their requests, and wait for their threads up to `JOIN_S`."""
+        if self._context.is_forked:
+            return
         with self.lock:
             self.is_stopping = True
             for condition in self._groups.values():
                 condition.notify_all()
+            threads = [one for one in self._threads if one is not threading.current_thread()]
         for name in list(self._clients_of_threads):
             self.interrupt(name)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(JOIN_S)
+        until_s = self.now_s() + JOIN_S
+        for thread in threads:
+            thread.join(max(until_s - self.now_s(), 0.0))
         with self.lock:
             clients, self._idle_clients = self._idle_clients, []
         for client in clients:
@@ -227,18 +262,28 @@ class AsyncShell:
     def __init__(self, context: ClientContext) -> None:
         self._context = context
         self._client: AsyncClient | None = None
+        self._runs = 0
+        """Number of `run`s under way; the last one after `stop` closes the client."""
         self._waiting: dict[asyncio.Future[None], str] = {}
         """The group of each wait, in the order in which they began."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests: dict[str, asyncio.Task[Answer]] = {}
         """The request that the steps of each name wait for."""
+        self._interrupted: set[asyncio.Task[Answer]] = set()
         self.is_stopping = False
         """True once `stop` was called: steps should come to their end."""
+        self.failure: Exception | None = None
+        """First error that ended the steps of a task; None if none failed."""
 
     now_s = staticmethod(time.monotonic)
 
     def start(self, name: str, steps: Callable[[], Steps[None]]) -> None:
-        """Run steps in a task of their own, until they end."""
+        """Run steps in a task of their own, until they end; after `stop` nothing is started."""
+        import asyncio
+
+        self._context.check_process()
+        if self.is_stopping:
+            return
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._run_task(name, steps), name=f"quorumlog-{name}")
         self._tasks.add(task)
@@ -247,15 +292,27 @@ class AsyncShell:
     async def _run_task(self, name: str, steps: Callable[[], Steps[None]]) -> None:
         try:
             await self.run(steps(), name)
-        except Exception:
+        except Exception as error:
             self._context.log.exception("background work failed work=%s", name)
+            self.failure = self.failure or error
+            self.notify()
 
     async def run(self, steps: Steps[T], name: str = "") -> T:
         """Run steps in the calling task and return their result, or raise their error.
 
         With a ``name``, `interrupt` may end the request that they wait for.
         """
-        client = await self._open_client()
+        self._context.check_process()
+        self._runs += 1
+        try:
+            return await self._drive(steps, await self._open_client(), name)
+        finally:
+            steps.close()
+            self._runs -= 1
+            if self.is_stopping and not self._runs:
+                await self._close_client()
+
+    async def _drive(self, steps: Steps[T], client: AsyncClient, name: str) -> T:
         value: Answer | None = None
         error: Exception | None = None
         try:
@@ -269,8 +326,6 @@ class AsyncShell:
                     for function, arguments in step.calls:
                         await self._context.call_back_async(function, *arguments)
                     continue
-                if step.wait_s:
-                    await asyncio.sleep(step.wait_s)
                 try:
                     value = await self._send(client, step, name)
                 except (AttemptError, QuorumlogError) as failure:
@@ -278,34 +333,44 @@ class AsyncShell:
         except StopIteration as end:
             result: T = end.value
             return result
-        finally:
-            steps.close()
 
     async def _send(self, client: AsyncClient, step: Attempt, name: str) -> Answer:
+        import asyncio
+
         if not name:
-            return await client.send(step.url, step.request)
-        loop = asyncio.get_running_loop()
-        request = self._requests[name] = loop.create_task(client.send(step.url, step.request))
+            return await _send_later(client, step)
+        current = asyncio.current_task()
+        cancelled_before = 0 if current is None else current.cancelling()
+        request = asyncio.get_running_loop().create_task(_send_later(client, step))
+        self._requests[name] = request
         try:
             return await request
         except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                request.cancel()
+            is_cancelled = current is not None and current.cancelling() > cancelled_before
+            if is_cancelled or request not in self._interrupted:
                 raise
             msg = "interrupted"
-            raise LostError(msg) from None
+            raise InterruptedAttemptError(msg) from None
         finally:
-            self._requests.pop(name, None)
+            self._interrupted.discard(request)
+            if self._requests.get(name) is request:
+                del self._requests[name]
 
     def interrupt(self, name: str) -> None:
-        """End the request that the steps of this name wait for, if any, with a `LostError`."""
+        """End the request that the steps of this name wait for, if any.
+
+        The steps get an `InterruptedAttemptError`, which `steps_of` turns into an
+        `OutcomeUnknownError`; its broker is not blamed.
+        """
         request = self._requests.get(name)
-        if request is not None:
+        if request is not None and not request.done():
+            self._interrupted.add(request)
             request.cancel()
 
     def is_own_task(self) -> bool:
         """Return True in a task of this shell: a program's callback calls back."""
+        import asyncio
+
         return asyncio.current_task() in self._tasks
 
     async def wait_until(self, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
@@ -319,6 +384,8 @@ class AsyncShell:
         return True
 
     async def _pause(self, seconds: float | None, group: str = "") -> None:
+        import asyncio
+
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[future] = group
         try:
@@ -343,7 +410,14 @@ class AsyncShell:
                 return
 
     async def stop(self) -> None:
-        """Ask all steps to end, end their requests, wait for a while, then cancel what is left."""
+        """Ask all steps to end, end their requests, wait up to `JOIN_S`, then cancel what is left.
+
+        A `run` of another task that is under way goes on to its end.
+        """
+        import asyncio
+
+        if self._context.is_forked:
+            return
         self.is_stopping = True
         for future in self._waiting:
             if not future.done():
@@ -352,14 +426,16 @@ class AsyncShell:
             self.interrupt(name)
         current = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not current]
-        if tasks:
-            _, left = await asyncio.wait(tasks, timeout=JOIN_S)
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=JOIN_S)
+        finally:
+            left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-        if self._client is not None:
-            client, self._client = self._client, None
-            await client.__aexit__(None, None, None)
+            if not self._runs:
+                await self._close_client()
 
     async def _open_client(self) -> AsyncClient:
         if self._client is None:
@@ -367,6 +443,19 @@ class AsyncShell:
             await client.__aenter__()
             self._client = client
         return self._client
+
+    async def _close_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.__aexit__(None, None, None)
+
+
+async def _send_later(client: AsyncClient, step: Attempt) -> Answer:
+    import asyncio
+
+    if step.wait_s:
+        await asyncio.sleep(step.wait_s)
+    return await client.send(step.url, step.request)
 
 
 def stats_steps(
