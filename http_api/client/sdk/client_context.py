@@ -121,11 +121,17 @@ class ClientContext:
 
     async def call_back_async(self, callback: Callable[..., Any], *arguments: Any) -> None:
         """Call a program's callback, and await what it returns if that can be awaited."""
+        import asyncio
+
         try:
             result = callback(*arguments)
             if result is not None and inspect.isawaitable(result):
                 await result
-        except Exception:
+        except BaseException as error:  # one that ended the task would end all later callbacks
+            task = asyncio.current_task()
+            is_cancelled = isinstance(error, asyncio.CancelledError)
+            if is_cancelled and task is not None and task.cancelling():
+                raise
             self.log.exception("callback failed callback=%r", callback)
 
     def call_back_all(self, calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
@@ -133,7 +139,7 @@ class ClientContext:
         for callback, arguments in calls:
             try:
                 callback(*arguments)
-            except Exception:
+            except BaseException:  # one that ended the thread would end all later callbacks
                 self.log.exception("callback failed callback=%r", callback)
 
     def call_back(self, callback: Callable[..., Any], *arguments: Any) -> None:
