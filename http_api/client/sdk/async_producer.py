@@ -7,6 +7,7 @@ the event loop in which the producer is first used.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
@@ -80,6 +81,8 @@ class AsyncProducer:
         self._runs_stats = False
         self._has_filled_batch = False
         self._learning: dict[str, asyncio.Lock] = {}
+        self._has_ended = asyncio.Event()
+        """Set at the end of the first `close`."""
 
     async def produce(
         self,
@@ -255,7 +258,7 @@ class AsyncProducer:
         return self._core.unsettled
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush for up to ``timeout`` seconds, then end; a second call does nothing.
+        """Flush for up to ``timeout`` seconds, then end; a second call only waits for the first.
 
         Records that have no outcome then fail, with ``outcome`` ``"unknown"`` where they may have
         been written. In a callback it does not wait for other callbacks.
@@ -263,7 +266,13 @@ class AsyncProducer:
         Raises:
             DeliveryError: Records without a callback failed since the last flush.
         """
-        if self._context.is_forked or not self._context.close():
+        if self._context.is_forked:
+            return
+        if not self._context.close():
+            if not self._shell.is_own_task():  # the first call waits for this one's callback
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout):
+                        await self._has_ended.wait()
             return
         error: QuorumlogError | None = None
         try:
@@ -272,7 +281,10 @@ class AsyncProducer:
             error = failure
         finally:
             self._core.give_up()
-            await self._shell.stop()
+            try:
+                await self._shell.stop()
+            finally:
+                self._has_ended.set()
         error = error or self._core.take_failure()
         if error is not None:
             raise error

@@ -109,6 +109,8 @@ class Producer:
         self._sealed_bytes_max = self._core.sealed_bytes_max
         self._choose = config.partitioner if callable(config.partitioner) else None
         self._runs_callbacks = False
+        self._has_ended = threading.Event()
+        """Set at the end of the first `close`."""
         if config.on_stats is not None and config.stats_interval_ms:
             stats = stats_steps(self._shell, config.on_stats, config.stats_interval_ms, self._stats)
             self._shell.start("stats", lambda: stats)
@@ -301,7 +303,7 @@ class Producer:
         return self._core.unsettled
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush for up to ``timeout`` seconds, then end; a second call does nothing.
+        """Flush for up to ``timeout`` seconds, then end; a second call only waits for the first.
 
         Records that have no outcome then fail, with ``outcome`` ``"unknown"`` where they may have
         been written. In a callback it does not wait for other callbacks.
@@ -309,7 +311,11 @@ class Producer:
         Raises:
             DeliveryError: Records without a callback failed since the last flush.
         """
-        if self._context.is_forked or not self._context.close():
+        if self._context.is_forked:
+            return
+        if not self._context.close():
+            if not self._shell.is_own_thread():  # the first call waits for this one's callback
+                self._has_ended.wait(timeout)
             return
         error: QuorumlogError | None = None
         try:
@@ -321,6 +327,7 @@ class Producer:
                 self._core.give_up()
             self._shell.stop()
             _OPEN.discard(self)
+            self._has_ended.set()
         with self._lock:
             error = error or self._core.take_failure()
         if error is not None:
