@@ -227,16 +227,16 @@ class ProducedWorld:
         number = int(path.rpartition("/")[2])
         if number >= len(self.partitions):
             return self._error(404, 40402, "Partition not found")
-        return self._append(request, number)
+        return self.append(request, number)
 
-    def _append(self, request: Request, number: int) -> Answer:
+    def append(self, request: Request, number: int) -> Answer:
         partition = self.partitions[number]
         rows = orjson.loads(request.body or b"")["records"]
         claim = claim_of(request.headers)
         if self.random.random() < self.troubles.refused:
             row = {"partition": None, "offset": None, "error_code": 50003, "error": "FEW: few"}
             row |= {"retriable": True, "outcome": "not_written"}
-            return self._answer(503, {"offsets": [row] * len(rows)})
+            return self.answer_of(503, {"offsets": [row] * len(rows)})
         found = None
         if claim is not None:
             try:
@@ -245,7 +245,8 @@ class ProducedWorld:
                 status, code = REST_STATUS[error.code]
                 text = failure_envelope(code, error.message, retriable=False, outcome=error.outcome)
                 return Answer(status=status, body=text)
-        bad = [at for at, row in enumerate(rows) if str(row["value"]).startswith("bad")]
+        texts = [row["value"] if isinstance(row["value"], str) else "" for row in rows]
+        bad = [at for at, text in enumerate(texts) if text.startswith("bad")]
         if bad and found is None and claim is not None:
             return self._error(400, 40002, f"INVALID_RECORD: record {bad[0]}: bad")
         base = len(partition.log) if found is None else found.first_offset
@@ -255,9 +256,9 @@ class ProducedWorld:
             if claim is not None:
                 partition.states.note(claim, base, len(partition.log) - 1, 0, 0)
         if bad:
-            return self._answer(200, {"offsets": self._rows(number, base, len(rows), bad)})
+            return self.answer_of(200, {"offsets": self._rows(number, base, len(rows), bad)})
         ranges = [{"partition": number, "base_offset": base, "count": len(rows)}]
-        return self._answer(200, {"ranges": ranges})
+        return self.answer_of(200, {"ranges": ranges})
 
     def _rows(self, number: int, base: int, count: int, bad: list[int]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -271,7 +272,7 @@ class ProducedWorld:
                 base += 1
         return rows
 
-    def _answer(self, status: int, body: object) -> Answer:
+    def answer_of(self, status: int, body: object) -> Answer:
         count = str(len(self.partitions))
         headers = {"quorumlog-topic-id": self.topic_id, "quorumlog-partitions": count}
         return Answer(status=status, headers=headers, body=orjson.dumps(body))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
+import orjson
 import pytest
 
+from http_api.client.calls import Answer, Request
 from http_api.client.sdk.client_context import ClientContext
 from http_api.client.sdk.producer import Producer
 from http_api.client.sdk.producer_settings import ProducerConfig
+from raft_metadata.common.errors import Outcome
+from tests.support.produced_world import ProducedWorld, Troubles
 
 
 def context() -> ClientContext:
@@ -57,3 +62,38 @@ def test_a_second_close_waits_for_the_flush_of_the_first(monkeypatch: pytest.Mon
     second.join(10)
     assert has_waited
     assert not second.is_alive()
+
+
+@pytest.mark.parametrize("acks", ["all", "1"])
+def test_a_batch_that_is_too_deep_to_be_taken_apart_has_an_outcome(acks: str) -> None:
+    world = ProducedWorld(0, Troubles(), partitions=1, value_format="json", acks=acks)
+    deep = b"[" * 1_018 + b"]" * 1_018
+    for value in (b'"bad"', deep, b"1"):
+        world.produce(value)
+    assert world.flush()
+    assert all(error is not None for error, _ in world.outcomes.values())
+    world.produce(b"2")
+    assert world.flush()
+    assert world.outcomes[b"2"][0] is None
+
+
+def test_rule_f1_a_row_in_doubt_behind_a_refused_one_is_not_sent_again() -> None:
+    world = ProducedWorld(0, Troubles(), partitions=1, acks="1")
+    row = {"partition": None, "offset": None, "error_code": 50003, "error": "x", "retriable": True}
+    outcomes = ["not_written", "unknown"]
+    rows = [row | {"outcome": outcome} for outcome in outcomes]
+    serve = world.append
+    sent: list[Any] = []
+
+    def append(request: Request, number: int) -> Answer:
+        sent.append([row["value"] for row in orjson.loads(request.body or b"")["records"]])
+        return serve(request, number) if sent[1:] else world.answer_of(503, {"offsets": rows})
+
+    world.append = append  # type: ignore[method-assign]
+    world.produce("a")
+    world.produce("b")
+    assert world.flush()
+    assert sent == [["a", "b"], ["a"]]
+    error = world.outcomes["b"][0]
+    assert error is not None
+    assert error.outcome is Outcome.UNKNOWN

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from http_api.client.calls import Answer, Call, Request, error_of, path_of
 from http_api.client.client_errors import (
     ApiError,
@@ -182,14 +184,17 @@ def report_answer(queue: BatchQueue, batch: InFlightBatch, answer: ProduceAnswer
         report_error(queue, batch, ProtocolError(msg))
         return False
     offsets = [row.offset for row in rows if row.offset is not None]
-    if len(offsets) == len(rows):
+    is_one_range = all(one in (-1, offsets[0] + at) for at, one in enumerate(offsets))
+    if len(offsets) == len(rows) and is_one_range:
         queue.sender.succeeded(batch, offsets[0])
         return True
     member = batch.first
     if isinstance(queue.sender, PlainSender) and isinstance(member, RecordBatch):
         _settle_rows(queue, queue.sender, batch, member, rows)
     else:  # under a sequence all rows have the same outcome
-        _report(queue, batch, next(row.error for row in rows if row.error is not None))
+        failed = next((row.error for row in rows if row.error is not None), None)
+        text = "an answer with several ranges to a request under a sequence"
+        _report(queue, batch, failed or _refusal(ProtocolError(text)))
     return False
 
 
@@ -201,14 +206,19 @@ def _settle_rows(
     rows: Sequence[Row],
 ) -> None:
     """Settle each run of records with one outcome; what may be sent again stays pending."""
-    if all(row.error is not None and row.error.code.retriable for row in rows):
+    if all(_may_repeat(row) for row in rows):
         _report(queue, batch, _error_of(rows[0]))
         return
     runs: list[tuple[int, Row]] = []
     for index, row in enumerate(rows):
         if not runs or not _continues(runs[-1], index, row):
             runs.append((index, row))
-    parts = member.parts([*(first for first, _ in runs), len(rows)])
+    try:
+        parts = member.parts([*(first for first, _ in runs), len(rows)])
+    except (RecursionError, msgspec.MsgspecError) as error:  # JSON text of the program, too deep
+        text = f"some of the records were refused, and the batch can't be taken apart: {error}"
+        report_error(queue, batch, OutcomeUnknownError(text))
+        return
     queue.replace(member, parts)
     pending: list[PendingProduce] = []
     for part, (_, row) in zip(parts, runs, strict=True):
@@ -219,6 +229,11 @@ def _settle_rows(
         else:
             pending.append(part)
     sender.take_apart(batch, pending)
+
+
+def _may_repeat(row: Row) -> bool:
+    error = row.error
+    return error is not None and error.code.retriable and error.outcome is Outcome.NOT_WRITTEN
 
 
 def _error_of(row: Row) -> DeliveryRefusedError:

@@ -343,7 +343,10 @@ class ProducerCore:
             if work is not None:
                 if len(self._active) > 1 or self._needs_timer(due_ms):
                     self.bring_worker(shell)
-                yield from self._do(work)
+                try:
+                    yield from self._do(work)
+                except Exception:  # a worker that ended would never be replaced
+                    self._context.log.exception("work failed work=%r", work)
                 shell.notify()
                 self._has_settled = False
                 continue

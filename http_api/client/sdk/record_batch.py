@@ -116,7 +116,10 @@ class RecordBatch(PendingProduce):
         if count < 2 or self.queue is None:
             return ()
         cuts = [0, count // 2, count] if at is None else sorted({0, at, at + 1, count})
-        parts = self.parts(cuts)
+        try:
+            parts = self.parts(cuts)
+        except (RecursionError, msgspec.MsgspecError):  # JSON text of the program, too deep
+            return ()
         self.queue.replace(self, parts)
         return parts
 
