@@ -76,6 +76,8 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
 }
 SHARED_CLASS_NAMES: dict[str, str] = {  # class → why two modules may define it
     "Answer": "a reply: of the HTTP API in the client, of a broker in the peer frames",
+    "ClusterDescription": "the file that `quorumlog up` writes, and the SDK's answer of a cluster",
+    "ClusterHealth": "the verdict that a broker judges, and the SDK's reading of the answer",
     "Controller": "the deciding core, and the port by which its HTTP listener sees it",
     "Links": "hypermedia links of v3, and the port to the voters' connections",
     "PartitionRange": "partitions of a topic in a record, and a range that the CLI reads",
