@@ -133,9 +133,8 @@ def _server_url(name: str, value: object) -> str:
     expected = "host:port, http://host:port or https://host:port, with a path or without"
     if not isinstance(value, str):
         raise _wrong(name, value, expected)
-    url = value.strip().rstrip("/")
-    if "://" not in url:
-        url = f"http://{url}"
+    url = value.strip()
+    url = (url if "://" in url else f"http://{url}").rstrip("/")
     try:
         parts = urlsplit(url)
         has_port = parts.port is not None or "://" in value
