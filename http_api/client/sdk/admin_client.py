@@ -90,7 +90,7 @@ class Admin:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; a call that is under way in another thread is not ended.
+        """Close the connections; a call in another thread ends with the request under way.
 
         A second close does nothing, and neither does one in a forked child.
         """
@@ -396,6 +396,7 @@ class Admin:
 
         Raises:
             AdminError: Some named members do not exist, or could not be removed.
+            ApiError: All are to be removed, and the group does not exist.
 
         Costs one request a member, and one more to list all.
         """

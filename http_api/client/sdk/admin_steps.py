@@ -123,7 +123,12 @@ class AdminCall:
             return result
 
     def _limited(self, step: Attempt | Pause) -> Attempt | Pause:
-        """Return an attempt that ends at the deadline, or after ``request_timeout_ms``."""
+        """Return an attempt that ends at the deadline, or after ``request_timeout_ms``.
+
+        Raises:
+            ClosedError: The admin was closed since the last attempt.
+        """
+        self._context.check_open()
         if isinstance(step, Pause):
             return step
         self._counts.requests += 1

@@ -120,7 +120,11 @@ class AsyncAdmin:
         timeout_s = timeout_seconds(timeout, self._config.api_timeout_ms)
         self._start_stats()
         call = AdminCall(self._context, self._counts, self._shell.now_s, timeout_s)
-        return await self._shell.run(call.counted(steps(call)))
+        try:
+            return await self._shell.run(call.counted(steps(call)))
+        except RuntimeError:  # of a connection that `close` closed between two attempts
+            self._context.check_open()
+            raise
 
     # topics, configs and records
 
@@ -411,6 +415,7 @@ class AsyncAdmin:
 
         Raises:
             AdminError: Some named members do not exist, or could not be removed.
+            ApiError: All are to be removed, and the group does not exist.
 
         Costs one request a member, and one more to list all.
         """
