@@ -22,6 +22,7 @@ from http_api.client.client_errors import (
 from http_api.client.routes import Attempt, LostError
 from http_api.client.sdk.admin_client import Admin
 from http_api.client.sdk.admin_cluster_steps import election_results
+from http_api.client.sdk.admin_group_steps import remove_members
 from http_api.client.sdk.admin_resources import (
     ConfigResource,
     NewTopic,
@@ -131,6 +132,17 @@ def test_names_after_the_deadline_are_not_requested() -> None:
     assert (caught.value.done, list(caught.value.failed)) == ({"a": "a"}, ["b", "c"])
     assert len(script.sent) == 1
     assert caught.value.retriable
+
+
+def test_removal_of_all_members_passes_over_one_that_left() -> None:
+    rows = b'{"data":[{"consumer_id":"m","client_id":"c","member_epoch":1,"instance_id":null}]}'
+    members = Answer(status=200, body=rows)
+    gone = Answer(status=404, body=b'{"error_code":40403,"message":"no member"}')
+    script = Script(timeout_s=50)
+    steps = remove_members(script.call, "g", None, None)
+    assert script.run(steps, (0, members), (0, gone)) == {"m": None}
+    with pytest.raises(AdminError, match="no member"):
+        script.run(remove_members(script.call, "g", ["m"], None), (0, gone))
 
 
 def test_calls_and_failures_are_counted() -> None:
