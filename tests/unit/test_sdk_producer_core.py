@@ -14,6 +14,7 @@ from http_api.client.sdk.client_context import ClientContext
 from http_api.client.sdk.producer import Producer
 from http_api.client.sdk.producer_settings import ProducerConfig
 from raft_metadata.common.errors import Outcome
+from tests.support.doors.http import set_flush
 from tests.support.produced_world import ProducedWorld, Troubles
 
 
@@ -48,7 +49,7 @@ def test_a_second_close_waits_for_the_flush_of_the_first(monkeypatch: pytest.Mon
         may_end.wait(10)
         return 0
 
-    monkeypatch.setattr(producer, "_flush", flush)
+    set_flush(monkeypatch, producer, flush)
     first = threading.Thread(target=producer.close)
     first.start()
     assert is_flushing.wait(10)

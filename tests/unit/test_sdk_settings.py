@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from http_api.client.client_errors import ConfigError
 from http_api.client.network import ClientSecurity
+from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords
 from http_api.client.sdk.settings import (
     ALIASES,
     DAY_MS,
@@ -42,10 +43,15 @@ class _Worded(CommonConfig):
     retry_backoff_ms: int = 50
 
 
-def test_the_keywords_for_type_checkers_are_the_settings() -> None:
-    assert set(CommonKeywords.__annotations__) == {
-        one.name for one in dataclasses.fields(CommonConfig)
-    }
+@pytest.mark.parametrize(
+    ("keywords", "config"),
+    [(CommonKeywords, CommonConfig), (ProducerKeywords, ProducerConfig)],
+    ids=["common", "producer"],
+)
+def test_the_keywords_for_type_checkers_are_the_settings(
+    keywords: type, config: type[CommonConfig]
+) -> None:
+    assert set(keywords.__annotations__) == {one.name for one in dataclasses.fields(config)}
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from http_api.client.routes import Attempt, AttemptError
 from http_api.client.sdk.admin_resources import check_integer, check_name
 from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.record_types import TopicPartition
-from http_api.client.sdk.steps import Pause, Steps, steps_of
+from http_api.client.sdk.steps import Step, Steps, steps_of
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -122,14 +122,14 @@ class AdminCall:
             result: T = end.value
             return result
 
-    def _limited(self, step: Attempt | Pause) -> Attempt | Pause:
+    def _limited(self, step: Step) -> Step:
         """Return an attempt that ends at the deadline, or after ``request_timeout_ms``.
 
         Raises:
             ClosedError: The admin was closed since the last attempt.
         """
         self._context.check_open()
-        if isinstance(step, Pause):
+        if not isinstance(step, Attempt):
             return step
         self._counts.requests += 1
         left_s = max(LEAST_REQUEST_S, self._deadline_s - self._now_s() - step.wait_s)

@@ -63,6 +63,7 @@ class AsyncProducer:
     def __init__(
         self,
         bootstrap_servers: str | Sequence[str] | Mapping[str, object] | None = None,
+        /,
         **settings: Unpack[ProducerKeywords],
     ) -> None:
         given = given_settings(bootstrap_servers, settings)

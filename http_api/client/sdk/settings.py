@@ -194,8 +194,9 @@ class CommonConfig:
 
 
 class CommonKeywords(TypedDict, total=False):
-    """Keywords of every class but ``bootstrap_servers``; see `CommonConfig`."""
+    """Keywords of every class, for type checkers: the fields of `CommonConfig`."""
 
+    bootstrap_servers: str | Sequence[str]
     client_id: str | None
     headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None
     security: ClientSecurity | None

@@ -66,7 +66,8 @@ class CallBacks:
     calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
-Steps = Generator[Attempt | Pause | CallBacks, Answer | None, T]
+Step = Attempt | Pause | CallBacks
+Steps = Generator[Step, Answer | None, T]
 """Attempts, pauses and callbacks to make one after the other, and the result that they lead to.
 
 The shell sends the `Answer` of an attempt into the generator, or throws the `AttemptError` or

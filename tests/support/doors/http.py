@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pytest
     from aiohttp.abc import AbstractStreamWriter
 
+    from http_api.client.sdk.producer import Producer
     from http_api.client.sdk.producer_core import ProducerCore
     from http_api.client.transport import Client
     from http_api.peer.controller_channel import HttpControllerChannel
@@ -130,6 +131,15 @@ def note_lane_transitions(monkeypatch: pytest.MonkeyPatch) -> dict[object, set[o
 def kept_connection(client: Client, url: str) -> http.client.HTTPConnection:
     """Return the connection that a client keeps for its next request to this address."""
     return client._connections[url].http
+
+
+def set_flush(
+    monkeypatch: pytest.MonkeyPatch,
+    producer: Producer,
+    flush: Callable[[float | None], int],
+) -> None:
+    """Have a producer flush in another way when it is closed."""
+    monkeypatch.setattr(producer, "_flush", flush)
 
 
 def sender_of(core: ProducerCore, topic: str, partition: int) -> SequencedSender:
