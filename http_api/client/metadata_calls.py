@@ -6,7 +6,7 @@ take. Each function returns a `Call`; nothing here does I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -26,20 +26,20 @@ CREATE_TIMEOUT_S = 60.0
 """Seconds for one attempt at creating a topic, which is answered once every partition is ready."""
 
 
-def partition_leaders(topic: str) -> Call[Sequence[bool]]:
-    """Return the call that lists whether each partition of a topic has a leader, by number.
+def partition_leaders(topic: str) -> Call[Sequence[int]]:
+    """Return the call that lists the broker id of each partition's leader, by number; -1: none.
 
     404/40401 for a topic that is not there.
     """
 
-    def parse(answer: Answer) -> list[bool]:
+    def parse(answer: Answer) -> list[int]:
         rows = answer.json()
         if not isinstance(rows, list):
             msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
             raise ProtocolError(msg)
         try:
             rows = sorted(rows, key=lambda row: int(row["partition"]))
-            return [row["leader"] >= 0 for row in rows]
+            return [int(row["leader"]) for row in rows]
         except (KeyError, TypeError, ValueError) as error:
             msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
             raise ProtocolError(msg) from error
@@ -59,11 +59,12 @@ def auto_create_topic(cluster_id: str, name: str) -> Call[None]:
     )
 
 
-def broker_urls(cluster_id: str) -> Call[list[str]]:
-    """Return the call that lists the URLs of the live brokers; none behind a proxy."""
+def broker_urls(cluster_id: str) -> Call[Mapping[int, str]]:
+    """Return the call that reads the URLs of the live brokers by id; none behind a proxy."""
 
-    def parse(answer: Answer) -> list[str]:
-        return [_url(row) for row in answer.resources() if row.get("host") is not None]
+    def parse(answer: Answer) -> dict[int, str]:
+        rows = [row for row in answer.resources() if row.get("host") is not None]
+        return {int(row["broker_id"]): _url(row) for row in rows}
 
     return Call(Request(method="GET", path=v3_path(cluster_id, "brokers")), parse)
 

@@ -10,7 +10,7 @@ from http_api.client.client_errors import QuorumlogError
 from raft_metadata.common.errors import Outcome
 from raft_metadata.common.ids import EPOCH_MAX
 from tests.support.doors.http import sender_of, set_producer_epoch
-from tests.support.produced_world import TOPIC, ProducedWorld, Troubles
+from tests.support.produced_world import LEADERS, TOPIC, ProducedWorld, Troubles
 
 HARD = Troubles(lost_request=0.15, lost_answer=0.15, refused=0.15)
 
@@ -133,3 +133,18 @@ def test_a_producer_whose_epochs_are_used_up_goes_on_under_another_id(seed: int)
     judge(world, produced)
     good = [value for value, _ in produced if not str(value).startswith("bad")]
     assert all(world.outcomes[value][0] is None for value in good)
+
+
+@pytest.mark.parametrize("acks", ["all", "1"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_leader_that_hangs_holds_up_no_other_leaders_records(seed: int, acks: str) -> None:
+    world = ProducedWorld(seed, Troubles(), partitions=24, acks=acks, linger_ms=5)
+    world.produce("first", partition=1)
+    assert world.flush()
+    world.hanging = {number for number in range(24) if number % LEADERS == 0}
+    for number in range(24):
+        world.produce(number, partition=number)
+    healthy = {number for number in range(24) if number not in world.hanging}
+    assert world.until(lambda: healthy <= set(world.outcomes), 1.0), "they waited"
+    world.hanging = set()
+    assert world.flush()

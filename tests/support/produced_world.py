@@ -31,6 +31,8 @@ from raft_metadata.common.errors import KafkaError
 
 TOPIC = "t"
 LATENCY_S = 0.02
+LEADERS = 3
+"""Partition P is led by the broker ``http://b<P mod LEADERS>:1``."""
 
 
 @dataclass
@@ -73,6 +75,8 @@ class ProducedWorld:
         self.topic_id = "A" * 22
         self.partitions = [Partition() for _ in range(partitions)]
         self.old_partitions: list[Partition] = []
+        self.hanging: set[int] = set()
+        """Partitions whose requests are not answered."""
         self.deepest = 0
         self._under_way: dict[int, int] = {}
         self._events: list[tuple[float, int, Worker]] = []
@@ -200,6 +204,10 @@ class ProducedWorld:
             self._schedule(worker, arrival_s)
             return
         timeout_s = attempt.request.timeout_s
+        if attempt.request.leader_key is not None and attempt.request.leader_key[1] in self.hanging:
+            worker.error = LostError("timed out")
+            self._schedule(worker, timeout_s)
+            return
 
         def arrive() -> Steps[None]:
             answer = self._serve(attempt.request)
@@ -220,9 +228,10 @@ class ProducedWorld:
             self._ids_given += 1
             return Answer(status=200, body=b'{"producer_id":%d}' % self._ids_given)
         if path.endswith("/brokers"):
-            return Answer(status=200, body=b'{"data":[]}')
+            brokers = [{"broker_id": n, "host": f"b{n}", "port": 1} for n in range(LEADERS)]
+            return Answer(status=200, body=orjson.dumps({"data": brokers}))
         if path == f"/topics/{TOPIC}/partitions":
-            rows = [{"partition": n, "leader": 1} for n in range(len(self.partitions))]
+            rows = [{"partition": n, "leader": n % LEADERS} for n in range(len(self.partitions))]
             return Answer(status=200, body=orjson.dumps(rows))
         number = int(path.rpartition("/")[2])
         if number >= len(self.partitions):

@@ -11,7 +11,7 @@ The shell's lock is held wherever this runs. Time is an argument, or that of the
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from random import Random
@@ -57,7 +57,9 @@ T = TypeVar("T")
 
 MS: Final = 1_000
 WORKERS: Final = "worker"
-WORKERS_MAX: Final = 8
+WORKERS_MAX: Final = 64
+LEADER_REQUESTS_MAX: Final = 4
+"""Requests to one leader under way at once; so one that hangs holds up no other leader's."""
 """Requests of one producer under way at once."""
 EXPIRY_MS: Final = 200
 """Time between two looks for records whose deadline has passed."""
@@ -92,6 +94,7 @@ class SendResult:
 class _SendBatch:
     queue: BatchQueue
     batch: InFlightBatch
+    leader: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,8 @@ class ProducerCore:
         """Batches not settled, or whose callbacks have not run."""
         self._senders_without_id: set[SequencedSender] = set()
         self._next_expiry_ms = 0
+        self._under_way: Counter[str] = Counter()
+        """Requests under way by the URL of the leader; empty: it was not known."""
         self._completed: deque[tuple[RecordBatch, list[AwaitedRecord]]] = deque()
         """Settled batches whose callbacks are to be run."""
         self._failure: DeliveryError | None = None
@@ -303,11 +308,14 @@ class ProducerCore:
         if topic is not None:
             return _LookUp(topic)
         for queue in self._active:
+            leader = self._context.routes.leader(queue.topic, queue.partition) or ""
+            if self._under_way[leader] >= LEADER_REQUESTS_MAX:
+                continue
             batch = queue.due(now_ms, self._config.max_in_flight)
             if batch is not None:
                 del self._active[queue]
                 self._active[queue] = None
-                return _SendBatch(queue, batch)
+                return _SendBatch(queue, batch, leader)
         return None
 
     def _due_ms(self, now_ms: int) -> int | None:
@@ -379,8 +387,12 @@ class ProducerCore:
 
     def _do(self, work: Work) -> Steps[None]:
         match work:
-            case _SendBatch(queue, batch):
-                yield from self._send(queue, batch)
+            case _SendBatch(queue, batch, leader):
+                self._under_way[leader] += 1
+                try:
+                    yield from self._send(queue, batch)
+                finally:
+                    self._under_way[leader] -= 1
             case _LookUp(topic):
                 try:
                     yield from self.topics.learn(topic.name, 0.0)

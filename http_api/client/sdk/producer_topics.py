@@ -7,7 +7,7 @@ produce names the topic's id and its number of partitions, so added partitions a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -107,7 +107,8 @@ class ProducerTopics:
         self._takes_id = takes_id
         self.producer_id: int | None = None
         """The first producer id of every partition; None before the first look-up, or for ever."""
-        self._has_learned_brokers = False
+        self._urls: Mapping[int, str] = {}
+        """URLs of the brokers by id; none behind a proxy."""
         self.by_name: dict[str, TopicState] = {}
         self._look_ups: dict[str, TopicState] = {}
 
@@ -118,8 +119,10 @@ class ProducerTopics:
             QuorumlogError: It does not exist, or no broker answers within ``retry_s`` seconds.
         """
         until_s = self._now_s() + retry_s
-        has_leader = yield from self._look_up(name, until_s)
+        leaders = yield from self._look_up(name, until_s)
         yield from self._start(self._left_s(until_s))
+        yield from self._learn_leaders(name, leaders, self._left_s(until_s))
+        has_leader = [leader >= 0 for leader in leaders]
         now_ms = round(self._now_s() * MS)
         topic = self.by_name.get(name)
         if topic is not None:
@@ -131,8 +134,8 @@ class ProducerTopics:
         topic = self.by_name[name] = TopicState(name, has_leader, start, now_ms)
         return topic
 
-    def _look_up(self, name: str, until_s: float) -> Steps[Sequence[bool]]:
-        """Return which partitions of a topic have leaders; create the topic if it may be."""
+    def _look_up(self, name: str, until_s: float) -> Steps[Sequence[int]]:
+        """Return the leaders of a topic's partitions; create the topic if it may be."""
         while True:
             try:
                 return (yield from self._steps(partition_leaders(name), self._left_s(until_s)))
@@ -144,19 +147,24 @@ class ProducerTopics:
             yield from self._steps(create, self._left_s(until_s))
 
     def _start(self, retry_s: float) -> Steps[None]:
-        """Take a producer id, and learn the cluster's brokers, before the first record."""
+        """Take a producer id before the first record."""
         if self._takes_id and self.producer_id is None:
             found = yield from self.new_producer_id(retry_s)
             if self.producer_id is None:  # else another thread was quicker
                 self.producer_id = found
-        if not self._has_learned_brokers:
-            self._has_learned_brokers = True
+
+    def _learn_leaders(self, name: str, leaders: Sequence[int], retry_s: float) -> Steps[None]:
+        """Send requests about the partitions to their leaders, where these may be followed."""
+        if any(leader >= 0 and leader not in self._urls for leader in leaders):
             try:
-                urls = yield from self._steps(broker_urls(self._cluster_id), retry_s)
+                self._urls = yield from self._steps(broker_urls(self._cluster_id), retry_s)
             except QuorumlogError as error:  # the given brokers suffice
                 self._context.log.warning("other brokers are not known reason=%s", error)
-            else:
-                self._context.routes.add_brokers(urls)
+                return
+            self._context.routes.add_brokers(self._urls.values())
+        for number, leader in enumerate(leaders):
+            if leader in self._urls:
+                self._context.routes.learn_leader(name, number, self._urls[leader])
 
     def new_producer_id(self, retry_s: float) -> Steps[int]:
         """Return a producer id that no one else has."""
