@@ -3,14 +3,18 @@
 Everything travels as JSON text with a format beside it: ``json`` (the text is the value),
 ``string`` (a JSON string that stands for its UTF-8 bytes) or ``binary`` (base64). By default None
 is null, ``bytes`` are binary, and everything else is JSON; reading gives back what was written.
+
+JSON is written by orjson with its defaults: enumerations by their values, dataclasses as objects,
+``datetime``, ``date`` and ``time`` in RFC 3339, ``UUID`` as text; readers get these as JSON.
+Refused is what JSON can't give back: infinities and NaN, integers above 64 bits, texts with half a
+surrogate pair, keys of objects that are no ``str``, more than 254 levels, and other classes.
 """
 
 from __future__ import annotations
 
 import binascii
-import math
 from collections.abc import Callable, Iterable, Mapping
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, Final
 
 import orjson
@@ -65,32 +69,46 @@ def json_text(value: Any) -> bytes:
         msg = f"not a JSON value: {error}"
         raise InvalidRecordError(msg) from error
     if value.__class__ not in _PLAIN and NULL in text:  # orjson writes infinities and NaN as null
-        _refuse_non_finite(value)
+        _refuse_non_finite(value, text)
     return text
 
 
-def _refuse_non_finite(value: Any) -> None:
-    """Raise `InvalidRecordError` if a number anywhere in a value is infinite or not a number."""
-    rest = [value]
+def _refuse_non_finite(value: Any, text: bytes) -> None:
+    """Raise `InvalidRecordError` if something else than None was written as null.
+
+    Compares the value with what its text gives back, so nothing that orjson writes can be missed;
+    linear in the length of the text.
+    """
+    rest = [(value, orjson.loads(text))]
     while rest:
-        one = rest.pop()
-        if isinstance(one, float) and not math.isfinite(one):
-            msg = f"not a JSON value: {one} has no JSON number"
-            raise InvalidRecordError(msg)
-        if isinstance(one, Mapping):
-            rest.extend(one.values())
-        elif isinstance(one, list | tuple):
-            rest.extend(one)
-        elif hasattr(one, "__dataclass_fields__"):
-            rest.extend(getattr(one, name, None) for name in one.__dataclass_fields__)
+        given, written = rest.pop()
+        if isinstance(given, Enum):
+            given = given.value
+        if written is None:
+            if given is not None:
+                msg = f"not a JSON value: {given} has no JSON number"
+                raise InvalidRecordError(msg)
+        elif isinstance(written, list):
+            rest.extend(zip(given, written, strict=True))
+        elif isinstance(written, dict):
+            if isinstance(given, dict):
+                rest.extend(zip(given.values(), written.values(), strict=True))
+            else:  # a dataclass
+                rest.extend((getattr(given, name), one) for name, one in written.items())
 
 
 def _base64(value: bytes | bytearray | memoryview) -> bytes:
+    if isinstance(value, memoryview) and not value.c_contiguous:
+        value = bytes(value)
     return b'"' + binascii.b2a_base64(value, newline=False) + b'"'
 
 
 def _encode_json(value: Any) -> Encoded:
-    """Encode as JSON; bytes and texts are JSON text already, and are checked."""
+    """Encode as JSON; bytes are JSON text already, and are checked.
+
+    Space around the text is left out and line breaks become spaces, as brokers do it, so that a key
+    has the same bytes here and there.
+    """
     if value is None:
         return Format.ANY, NULL
     if not isinstance(value, bytes | bytearray | memoryview):
@@ -101,7 +119,8 @@ def _encode_json(value: Any) -> Encoded:
     except orjson.JSONDecodeError as error:
         msg = f"format json: not JSON text: {error}"
         raise InvalidRecordError(msg) from error
-    return Format.JSON, text
+    text = text.strip(b" \t\r\n").replace(b"\n", b" ").replace(b"\r", b" ")
+    return (Format.ANY if text == NULL else Format.JSON), text
 
 
 def _encode_string(value: Any) -> Encoded:
@@ -182,8 +201,11 @@ def stored_bytes(encoded: Encoded) -> bytes | None:
 
 def headers_text(headers: Headers) -> bytes:
     """Return headers as the JSON text of a record's field; raises `InvalidRecordError`."""
-    pairs: Iterable[tuple[str, str | bytes | None]]
+    pairs: Any  # callers without a type checker give anything
     pairs = headers.items() if isinstance(headers, Mapping) else headers
+    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+        msg = f"headers: expected pairs or a mapping, got {type(headers).__name__}"
+        raise InvalidRecordError(msg)
     rows = []
     for pair in pairs:
         try:
@@ -191,7 +213,8 @@ def headers_text(headers: Headers) -> bytes:
         except (TypeError, ValueError):
             msg = f"headers: expected pairs of name and value, got {pair!r}"
             raise InvalidRecordError(msg) from None
-        if not isinstance(name, str) or not isinstance(value, str | bytes | None):
+        is_text = isinstance(pair, str)  # one of two letters would pass as a pair
+        if is_text or not isinstance(name, str) or not isinstance(value, str | bytes | None):
             msg = f"header {name!r}: expected a str as name, and bytes, str or None as value"
             raise InvalidRecordError(msg)
         rows.append({"key": name, "value": _header_value(name, value)})
