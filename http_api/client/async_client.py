@@ -192,6 +192,7 @@ class AsyncClient:
         scheme = server_address(url)[0]
         connect_s = min(self._network.connect_timeout_s, request.timeout_s)
         body = request.body
+        may_repeat = request.method == "GET" and request.may_repeat  # others as `Client` does
         async with session.request(
             request.method,
             URL(url + request.path, encoded=True),
@@ -202,7 +203,7 @@ class AsyncClient:
             timeout=aiohttp.ClientTimeout(total=request.timeout_s, sock_connect=connect_s),
             allow_redirects=False,
             trace_request_ctx=under_way,
-            middlewares=(under_way.take,) if request.may_repeat else (under_way.take_once,),
+            middlewares=(under_way.take,) if may_repeat else (under_way.take_once,),
         ) as response:
             body = await response.read()
             headers = {name.lower(): value for name, value in response.headers.items()}

@@ -91,7 +91,19 @@ class _TimedResponse(http.client.HTTPResponse):
         self, kept: _KeptConnection, sock: socket.socket, method: str | None = None
     ) -> None:
         super().__init__(sock, method=method)
-        self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock, kept))
+        self.fp = _WholeLines(_TimedReader(self.fp.detach(), sock, kept))
+
+
+class _WholeLines(io.BufferedReader):
+    """Reader that refuses half a line, which `http.client` would take for the end of headers."""
+
+    @override
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        if not line.endswith(b"\n") and len(line) != size:
+            msg = "the connection was closed before the answer was complete"
+            raise ConnectionResetError(msg)
+        return line
 
 
 class Client:
@@ -198,6 +210,8 @@ class Client:
         except http.client.InvalidURL as error:
             self._drop(url)
             raise NotSentError(str(error)) from error
+        except QuorumlogError:  # some are ValueErrors
+            raise
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._drop(url)
             if self._is_aborted:
@@ -275,8 +289,12 @@ def _exchange(kept: _KeptConnection, request: Request, until_s: float) -> Answer
         if connection.sock is None or not is_readable(connection):
             raise
     response = connection.getresponse()
-    headers = _checked_headers(response)
-    body = response.read()
+    try:
+        headers = _checked_headers(response)
+        body = response.read()
+    except BaseException:
+        response.close()  # it may own the socket, after `Connection: close`
+        raise
     if not is_sent:
         connection.close()
     return Answer(status=response.status, headers=headers, body=body)
