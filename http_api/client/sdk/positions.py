@@ -1,0 +1,364 @@
+"""Positions of assigned partitions, and the pages that were fetched and not yet returned. Pure.
+
+A `PartitionState` is one assigned partition: where the next record is returned from, where the
+next fetch begins, and what is queued in between. `ReadPositions` holds all of them, chooses what to
+fetch from which broker within ``queued_max_bytes``, takes pages and refusals, and hands pages out
+in turn. Each place to go on from carries the epoch of its offset, so that a log that was cut or
+replaced is recognised (KIP-320). The owner holds the shell's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from http_api.client.calls import Place
+from http_api.client.client_errors import (
+    ApiError,
+    LogTruncatedError,
+    OffsetOutOfRangeError,
+    QuorumlogError,
+    api_error,
+)
+from http_api.client.polling import PolledPage, PollPosition, PollRefusal
+from http_api.client.sdk.record_types import OFFSET_BEGINNING, OFFSET_END, TopicPartition
+
+ANY_BROKER: Final = ""
+"""Broker of partitions whose leader is not known; any broker passes their requests on."""
+REFUSED_RETRY_S: Final = 1.0
+LEADER_RETRY_S: Final = 0.1
+ANSWER_BYTES_MAX: Final = 8 << 20
+"""Most bytes asked for at once, so that the memory of one answer is bounded."""
+PAGES_PER_PARTITION: Final = 4
+LOG_TRUNCATED: Final = 40_950
+TOPIC_CHANGED: Final = 40_951
+OUT_OF_RANGE: Final = 40_002
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """The next offset, and the epoch of the record right before it; None: not known."""
+
+    offset: int
+    epoch: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PartitionState:
+    """One assigned partition. ``position`` is None until its start is looked up."""
+
+    topic: str
+    partition: int
+    position: LogPosition | None
+    start: int | None = None
+    """Start while ``position`` is None: OFFSET_BEGINNING, OFFSET_END, an offset; None: commit."""
+    topic_id: str | None = None
+    fetched: LogPosition | None = None
+    """Start of the next fetch: behind the queued pages."""
+    pages: deque[PolledPage] = field(default_factory=deque)
+    queued_bytes: int = 0
+    is_paused: bool = False
+    stored: LogPosition | None = None
+    """Offset that `store_offsets` stored, to be committed."""
+    committed: LogPosition | None = None
+    hold: int | None = None
+    """First offset of a split record whose parts are not all here; commits do not pass it."""
+    leader_url: str = ANY_BROKER
+    error: QuorumlogError | None = None
+    """Raised from the next poll; reading stops until a seek."""
+    retry_s: float = 0.0
+    """Time before which this partition is not fetched again."""
+    served: int = 0
+    """Number of the answer that last had a page of this partition."""
+    version: int = 0
+    """Raised by each seek: an answer to a request of before is dropped."""
+    high_watermark: int | None = None
+    log_start: int | None = None
+
+    @property
+    def place(self) -> Place:
+        return self.topic, self.partition
+
+    def move(self, position: LogPosition | None, start: int | None = None) -> None:
+        """Go on at another place: drop what is queued, and answers that are under way."""
+        self.position, self.start, self.fetched = position, start, position
+        self.pages.clear()
+        self.queued_bytes = 0
+        self.error, self.hold, self.retry_s = None, None, 0.0
+        self.version += 1
+
+    def rewind(self) -> None:
+        """Fetch again from the position: drop what is queued, keep what else is known."""
+        hold = self.hold
+        self.move(self.position, self.start)
+        self.hold = hold
+
+    def to_commit(self) -> LogPosition | None:
+        """Return the position up to which all was returned, before unfinished split records."""
+        if self.position is not None and self.hold is not None:
+            return LogPosition(min(self.hold, self.position.offset))
+        return self.position
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """Partitions to ask one broker for, and how much of each; with their versions."""
+
+    rows: tuple[PollPosition, ...]
+    versions: dict[Place, int]
+    max_bytes: int
+
+
+class ReadPositions:
+    """All assigned partitions of one consumer."""
+
+    def __init__(
+        self,
+        *,
+        reset: str,
+        queued_max_bytes: int,
+        fetch_max_bytes: int,
+        max_partition_bytes: int,
+        report: Callable[[Exception], None],
+    ) -> None:
+        self.states: dict[Place, PartitionState] = {}
+        self._reset = reset
+        self._queued_max_bytes = queued_max_bytes
+        self._fetch_max_bytes = min(fetch_max_bytes, ANSWER_BYTES_MAX)
+        self._max_partition_bytes = min(max_partition_bytes, queued_max_bytes)
+        self._report = report
+        self.reserved: dict[str, int] = {}
+        """Bytes that the request under way at each broker may bring."""
+        self._answers = 0
+        self._turn: deque[PartitionState] = deque()
+        """Partitions with queued pages, in the order in which they are handed out."""
+
+    # assignment
+
+    def add(self, state: PartitionState) -> None:
+        """Begin with a partition; a former state of the same one is forgotten."""
+        state.fetched = state.position
+        self.states[state.place] = state
+
+    def remove(self, place: Place) -> None:
+        """Forget a partition, with its pages and its position."""
+        state = self.states.pop(place, None)
+        if state is not None:
+            state.move(None)
+
+    def clear(self) -> None:
+        """Forget every partition."""
+        for place in list(self.states):
+            self.remove(place)
+
+    def start_of_reset(self) -> int | None:
+        """Return OFFSET_BEGINNING or OFFSET_END by the reset policy; None with "none"."""
+        return {"earliest": OFFSET_BEGINNING, "latest": OFFSET_END}.get(self._reset)
+
+    def unresolved(self) -> list[PartitionState]:
+        """Return the partitions whose start is to be looked up."""
+        return [
+            state
+            for state in self.states.values()
+            if state.position is None and state.error is None
+        ]
+
+    # fetching
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of all pages that wait."""
+        return sum(state.queued_bytes for state in self.states.values())
+
+    def leaders(self) -> set[str]:
+        """Return the brokers that lead partitions which are to be fetched."""
+        return {state.leader_url for state in self._wanted()}
+
+    def _wanted(self) -> Iterator[PartitionState]:
+        for state in self.states.values():
+            if state.fetched is not None and not state.is_paused and state.error is None:
+                yield state
+
+    def plan(self, broker: str, now_s: float) -> FetchPlan | float | None:
+        """Return what to fetch from a broker; seconds until something may be; None: not now."""
+        room = self._queued_max_bytes - self.queued_bytes
+        room -= sum(size for url, size in self.reserved.items() if url != broker)
+        most = self._max_partition_bytes
+        if room < most:
+            return None
+        states: list[PartitionState] = []
+        wait_s: float | None = None
+        for state in self._wanted():
+            if state.leader_url != broker or state.queued_bytes >= PAGES_PER_PARTITION * most:
+                continue
+            if state.retry_s > now_s:
+                later_s = state.retry_s - now_s
+                wait_s = later_s if wait_s is None else min(wait_s, later_s)
+                continue
+            states.append(state)
+        if not states:
+            return wait_s
+        states.sort(key=lambda state: state.served)
+        rows = tuple(
+            PollPosition(
+                topic=state.topic,
+                partition=state.partition,
+                offset=state.fetched.offset,
+                leader_epoch=state.fetched.epoch,
+                topic_id=state.topic_id,
+            )
+            for state in states
+            if state.fetched is not None
+        )
+        max_bytes = max(most, min(self._fetch_max_bytes, room // 2))
+        return FetchPlan(rows, {one.place: one.version for one in states}, max_bytes)
+
+    def receive_page(self, plan: FetchPlan, page: PolledPage) -> None:
+        """Queue a page; drop it if the position has moved since it was asked for."""
+        state = self._current(plan, page.topic, page.partition)
+        if state is None or state.fetched is None or page.offset != state.fetched.offset:
+            return
+        self._answers += 1
+        state.served = self._answers
+        state.topic_id = page.topic_id
+        state.leader_url = page.leader_url or ANY_BROKER
+        state.high_watermark, state.log_start = page.high_watermark, page.log_start_offset
+        state.fetched = LogPosition(page.next_offset, page.next_leader_epoch)
+        if not state.pages:
+            self._turn.append(state)
+        state.pages.append(page)
+        state.queued_bytes += len(page.body)
+
+    def receive_refusal(self, plan: FetchPlan, refusal: PollRefusal, now_s: float) -> None:
+        """Take the refusal of one partition: try again later, move by the policy, or stop."""
+        state = self._current(plan, refusal.topic, refusal.partition)
+        if state is None or state.fetched is None or refusal.offset != state.fetched.offset:
+            return
+        state.leader_url = ANY_BROKER
+        if state.position is None or state.position.offset != state.fetched.offset:
+            state.retry_s = now_s + REFUSED_RETRY_S  # what was fetched before is returned first
+        elif refusal.retriable:
+            state.retry_s = now_s + LEADER_RETRY_S
+        elif refusal.error_code == LOG_TRUNCATED:
+            self._differ(state, state.fetched, refusal)
+        elif refusal.error_code in {OUT_OF_RANGE, TOPIC_CHANGED}:
+            self._leave_range(state, state.fetched, refusal)
+        else:
+            state.retry_s = now_s + REFUSED_RETRY_S
+            self._report(refusal_error(refusal))
+
+    def _current(self, plan: FetchPlan, topic: str, partition: int) -> PartitionState | None:
+        state = self.states.get((topic, partition))
+        if state is None or state.version != plan.versions.get((topic, partition)):
+            return None
+        return state
+
+    def _differ(self, state: PartitionState, at: LogPosition, refusal: PollRefusal) -> None:
+        """Go on where the log was cut; or, if it holds other records before, where it stood."""
+        text = f"{state.topic}-{state.partition} at {at.offset}: {refusal.message}"
+        error = LogTruncatedError(text, refusal.diverging_offset)
+        error.code = refusal.error_code
+        state.move(at)
+        if self._reset == "none":
+            state.error = error
+            return
+        epoch = refusal.diverging_epoch
+        is_cut = epoch is None or at.epoch is None or "diverged" not in refusal.message
+        if is_cut and refusal.diverging_offset is not None:
+            state.move(LogPosition(refusal.diverging_offset, epoch))
+        else:
+            state.move(LogPosition(at.offset))
+        self._report(error)
+
+    def _leave_range(self, state: PartitionState, at: LogPosition, refusal: PollRefusal) -> None:
+        text = f"{state.topic}-{state.partition} at {at.offset}: {refusal.message}"
+        error = OffsetOutOfRangeError(text)
+        error.code = refusal.error_code
+        state.move(at)
+        if self._reset == "none":
+            state.error = error
+            return
+        is_other_topic = refusal.error_code == TOPIC_CHANGED
+        state.topic_id = None
+        state.move(None, self.start_of_reset() if is_other_topic else at.offset)
+        self._report(error)
+
+    def resolve(self, state: PartitionState, beginning: int, end: int) -> None:
+        """Set the start of a partition from the ends of its log; the nearer end if out of them."""
+        start = state.start if state.start is not None else self.start_of_reset()
+        if start is None:
+            text = f"{state.topic}-{state.partition} has no committed offset and no reset policy"
+            state.error = OffsetOutOfRangeError(text)
+        elif start == OFFSET_BEGINNING:
+            state.move(LogPosition(beginning))
+        elif start == OFFSET_END:
+            state.move(LogPosition(end))
+        else:
+            state.move(LogPosition(min(max(start, beginning), end)))
+
+    def forget_leader(self, broker: str, now_s: float) -> None:
+        """Ask any broker for the partitions of one that does not answer."""
+        for state in self.states.values():
+            if state.leader_url == broker:
+                state.leader_url = ANY_BROKER
+                state.retry_s = max(state.retry_s, now_s + LEADER_RETRY_S)
+
+    # handing out
+
+    def next_page(self) -> tuple[PartitionState, PolledPage] | None:
+        """Take the page that is next in turn, of a partition that is not paused."""
+        for _ in range(len(self._turn)):
+            state = self._turn.popleft()
+            if not state.pages or self.states.get(state.place) is not state:
+                continue  # moved or taken away since
+            if state.is_paused:
+                self._turn.append(state)
+                continue
+            page = state.pages.popleft()
+            state.queued_bytes -= len(page.body)
+            if state.pages:
+                self._turn.append(state)
+            return state, page
+        return None
+
+    def has_page(self) -> bool:
+        """Return True if `next_page` would return one."""
+        return any(state.pages and not state.is_paused for state in self.states.values())
+
+    def take_error(self) -> QuorumlogError | None:
+        """Return the error of a partition whose reading has stopped, if there is one."""
+        for state in self.states.values():
+            if state.error is not None and not state.is_paused:
+                return state.error
+        return None
+
+    # commits
+
+    def to_commit(self, *, stored_only: bool) -> dict[Place, LogPosition]:
+        """Return the offsets to commit of partitions where they differ from the last commit."""
+        found: dict[Place, LogPosition] = {}
+        for place, state in self.states.items():
+            position = state.stored if stored_only else state.to_commit()
+            if position is not None and position != state.committed:
+                found[place] = position
+        return found
+
+    def receive_commit(self, offsets: dict[Place, LogPosition]) -> None:
+        """Remember what was committed."""
+        for place, position in offsets.items():
+            if place in self.states:
+                self.states[place].committed = position
+
+
+def refusal_error(refusal: PollRefusal) -> ApiError:
+    """Return the refusal of a row as an error."""
+    text = f"{refusal.topic}-{refusal.partition} at {refusal.offset}: {refusal.message}"
+    status = refusal.error_code // 100
+    return api_error(status, refusal.error_code, text, {"retriable": refusal.retriable})
+
+
+def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
+    """Return places as sorted `TopicPartition`s."""
+    return [TopicPartition(topic, partition) for topic, partition in sorted(places)]
