@@ -89,6 +89,7 @@ SHARED_CLASS_NAMES: dict[str, str] = {  # class → why two modules may define i
     "Request": "a request of the HTTP client, and one between brokers",
 }
 SHARED_FILE_NAMES: dict[str, str] = {  # "package/…/name.py" of a package → why two folders have it
+    "http_api/…/consumer.py": "calls that read by offset, and the consumer of the SDK",
 }
 
 TOP_FOLDERS = {*PACKAGES, "tests", "docs", "benchmarks", "deploy", ".ci"}

@@ -1,0 +1,711 @@
+"""The program's side of a consumer, once for `Consumer` and `AsyncConsumer`.
+
+What a call of the program does is written as generators (`UserSteps`) of things to do: run a
+callback, run steps with requests, or wait. The twins do them, blocking or awaiting, with the
+shell's lock held by the generator only. Records are decoded a page at a time, in the calling
+thread; while a decoded page lasts, `poll` takes its next record without a lock. It reads the clock
+once, and goes the long way only from ``_due_s`` on, which the background sets to 0 if the program
+has something to run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+from http_api.client import admin, groups
+from http_api.client.admin import TopicInfo
+from http_api.client.calls import Place
+from http_api.client.client_errors import (
+    ConfigError,
+    QuorumlogError,
+    UnreadableRecordError,
+    WakeupError,
+)
+from http_api.client.consumer import ends, offset_at
+from http_api.client.polling import PolledPage
+from http_api.client.sdk.client_context import MS, ClientContext
+from http_api.client.sdk.commits import (
+    AsyncCommit,
+    CommitCallback,
+    given_offsets,
+    of_positions,
+)
+from http_api.client.sdk.consumer_settings import ConsumerConfig
+from http_api.client.sdk.consumer_work import ConsumerWork
+from http_api.client.sdk.membership import Subscription
+from http_api.client.sdk.page_decoding import PageDecoder
+from http_api.client.sdk.part_joining import PartJoiner, is_part
+from http_api.client.sdk.positions import LogPosition, PartitionState, partitions_of
+from http_api.client.sdk.record_types import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    K,
+    Record,
+    TopicPartition,
+    V,
+)
+from http_api.client.sdk.steps import Shell, Steps
+
+T = TypeVar("T")
+
+AnyRecord = Record[Any, Any]
+RebalanceCallback = Callable[[Any, list[TopicPartition]], Any]
+CLOSE_COMMIT_S: Final = 30.0
+"""Longest wait for the commit before a revocation and at the end."""
+LEAVE_S: Final = 5.0
+WAIT_SLICE_S: Final = 0.5
+"""Longest wait before interrupted requests are looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCallback:
+    """Call a function of the program; what it raises, or returns to await, is the caller's."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    is_guarded: bool
+    """True: what it raises is logged; False: the program's call raises it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSteps:
+    """Run steps with requests, without the lock, and go on with their result."""
+
+    steps: Steps[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Wait until a condition holds, at most for some seconds; None: without end."""
+
+    is_true: Callable[[], bool]
+    seconds: float | None
+
+
+UserSteps = Generator[RunCallback | RunSteps | WaitUntil, Any, T]
+
+_consumers: weakref.WeakSet[ConsumerBase[Any, Any]] = weakref.WeakSet()
+
+
+def _attend_in_child() -> None:
+    for consumer in list(_consumers):
+        consumer.leave_short_path()
+
+
+os.register_at_fork(after_in_child=_attend_in_child)
+
+
+class ConsumerBase(Generic[K, V]):
+    """State of one consumer on the program's side, and everything that does not wait."""
+
+    def __init__(self, config: ConsumerConfig, context: ClientContext, shell: Shell) -> None:
+        self._config, self._context = config, context
+        self._records: Iterator[AnyRecord] = iter(())
+        """Decoded records of the present page that were not returned yet."""
+        self._page: tuple[PartitionState, LogPosition, QuorumlogError | None] | None = None
+        """Of the present page: its partition, where it goes on behind it, and why not."""
+        self._last: AnyRecord | None = None
+        """The record that was returned last; None: none since the last long way."""
+        self._last_batch: Sequence[AnyRecord] = ()
+        """Records that the last `consume` returned, if ``_last`` is among them."""
+        self._due_s = 0.0
+        """Time from which a poll goes the long way."""
+        self._polled_s = time.monotonic()
+        self._commit_due_s = math.inf
+        self._stats_due_s = math.inf
+        if config.on_stats is not None and config.stats_interval_ms:
+            self._stats_due_s = time.monotonic() + config.stats_interval_ms / MS
+        self._is_woken = False
+        self._user: object = None
+        self._depth = 0
+        self._callbacks: dict[str, RebalanceCallback | None] = {}
+        self._joiners: dict[Place, PartJoiner] = {}
+        self._decoder = PageDecoder(
+            config.key_deserializer,
+            config.value_deserializer,
+            joins=config.large_messages == "join",
+        )
+        self._returned = 0
+        self._work = ConsumerWork(config, context, shell, self._attend, lambda: self._polled_s)
+        self._shell_notify, self._now_s = shell.notify, shell.now_s
+        _consumers.add(self)
+
+    # attention
+
+    def _attend(self) -> None:
+        """Make the program's next call go the long way, and wake one that waits."""
+        self._due_s = 0.0
+        self._shell_notify()
+
+    def leave_short_path(self) -> None:
+        """Make the next call look at everything; in a forked child it raises `ClosedError`."""
+        self._due_s = 0.0
+
+    def _set_due(self) -> None:
+        if self._work.has_news or self._is_woken or self._context.is_closed:
+            self._due_s = 0.0
+        else:
+            self._due_s = min(self._commit_due_s, self._stats_due_s)
+
+    def _enter(self, user: object) -> None:
+        """Begin a call of the program; raise `QuorumlogError` if another one is under way."""
+        self._context.check_open()
+        if self._depth and self._user != user:
+            kind = type(self).__name__
+            msg = f"this {kind} is used by another thread or task now: one at a time may use it"
+            raise QuorumlogError(msg)
+        self._user = user
+        self._depth += 1
+
+    def _leave(self) -> None:
+        self._depth -= 1
+
+    # positions of what was returned
+
+    def _settle(self) -> None:
+        """Move the position of the present page's partition behind the last returned record."""
+        last = self._last
+        if self._page is None or last is None:
+            return
+        state = self._page[0]
+        if (last.topic, last.partition) == state.place:
+            epoch = last.leader_epoch if last.leader_epoch >= 0 else None
+            state.position = LogPosition(last.offset + 1, epoch)
+
+    def _end_page(self) -> None:
+        """Move behind the present page, which is used up."""
+        if self._page is None:
+            return
+        state, position, error = self._page
+        state.position = position
+        joiner = self._joiners.get(state.place)
+        state.hold = None if joiner is None else joiner.hold
+        if error is not None:
+            state.error = error
+        self._page, self._records = None, iter(())
+
+    def _drop_page(self, places: Iterable[Place]) -> None:
+        """Return no more of the present page if it is of one of these partitions."""
+        self._settle()
+        if self._page is not None and self._page[0].place in set(places):
+            self._page, self._records = None, iter(())
+
+    def _next_page(self) -> bool:
+        """Decode the page that is next in turn; return False if none waits."""
+        while True:
+            taken = self._work.positions.next_page()
+            if taken is None:
+                return False
+            self._open_page(*taken)
+            self._work.refresh()  # there is room again
+            record = next(self._records, None)
+            if record is not None:
+                self._records = itertools.chain((record,), self._records)
+                return True
+            self._end_page()
+
+    def _open_page(self, state: PartitionState, page: PolledPage) -> None:
+        decoded = self._decoder.decode(page.topic, page.partition, page.body)
+        records = decoded.records
+        first = state.position.offset if state.position is not None else 0
+        if records and records[0].offset < first:  # a batch is fetched whole
+            records = [one for one in records if one.offset >= first]
+        unreadable = bool(decoded.unreadable)
+        if self._config.large_messages == "join" and decoded.has_headers:
+            joiner = self._joiners.get(state.place)
+            if joiner is not None or any(is_part(one.headers) for one in records):
+                if joiner is None:
+                    joiner = PartJoiner(self._config.value_deserializer)
+                    self._joiners[state.place] = joiner
+                state.hold = joiner.first_part(records)
+                records = joiner.join(records)
+                unreadable = True  # joining may find some
+        end, error = LogPosition(page.next_offset, page.next_leader_epoch), None
+        if unreadable and self._config.on_unreadable == "raise":
+            at = next((n for n, one in enumerate(records) if one.unreadable), None)
+            if at is not None:
+                end, error = LogPosition(records[at].offset), _unreadable_error(records[at])
+                records = records[:at]
+        self._page, self._records = (state, end, error), iter(records)
+
+    # the long way of poll, consume and iteration
+
+    def _poll_steps(self, timeout_s: float | None) -> UserSteps[AnyRecord | None]:
+        """Return the next record; None: none in time."""
+        until_s = None if timeout_s is None else self._now_s() + timeout_s
+        self._settle()
+        self._last, self._last_batch = None, ()
+        while True:
+            yield from self._attend_steps()
+            record = next(self._records, None)
+            if record is None:
+                self._end_page()
+                if self._next_page():
+                    record = next(self._records, None)
+            if record is not None:
+                self._last = record
+                self._set_due()
+                return record
+            error = self._work.positions.take_error()
+            if error is not None:
+                raise error
+            left_s = None if until_s is None else until_s - self._now_s()
+            if left_s is not None and left_s <= 0:
+                self._set_due()
+                return None
+            self._work.refresh()
+            slice_s = WAIT_SLICE_S if left_s is None else min(left_s, WAIT_SLICE_S)
+            until_commit_s = max(0.0, self._commit_due_s - self._now_s())
+            yield WaitUntil(self._has_something, min(slice_s, until_commit_s))
+
+    def _consume_steps(self, most: int, timeout_s: float | None) -> UserSteps[list[AnyRecord]]:
+        """Return what there is as soon as there is one record, at most some records."""
+        first = yield from self._poll_steps(timeout_s)
+        if first is None:
+            return []
+        found = [first, *itertools.islice(self._records, most - 1)]
+        self._last = found[-1]
+        while len(found) < most and self._due_s > 0.0:
+            self._settle()
+            self._end_page()
+            if not self._next_page():
+                break
+            found += itertools.islice(self._records, most - len(found))
+            self._last = found[-1]
+        self._last_batch = found
+        return found
+
+    def _has_something(self) -> bool:
+        return (
+            self._is_woken
+            or self._work.has_news
+            or self._work.positions.has_page()
+            or self._work.positions.take_error() is not None
+        )
+
+    def _attend_steps(self) -> UserSteps[None]:
+        """Run what the background left to the program: callbacks, errors, rebalances, commits."""
+        now_s = self._polled_s = self._now_s()
+        if self._is_woken:
+            self._is_woken = False
+            msg = "wakeup was called"
+            raise WakeupError(msg)
+        work = self._work
+        yield from self._callback_steps()
+        if work.failure is not None:
+            failure, work.failure = work.failure, None
+            raise failure
+        if now_s >= self._commit_due_s:
+            self._commit_due_s = now_s + self._config.auto_commit_interval_ms / MS
+            self._commit_automatically()
+        if work.membership.subscription is not None:
+            work.membership.poll()
+            if work.membership.epoch is None and not work.membership.is_lost:
+                self._shell_notify()
+            yield from self._rebalance_steps()
+        if now_s >= self._stats_due_s and self._config.on_stats is not None:
+            self._stats_due_s = now_s + self._config.stats_interval_ms / MS
+            yield RunCallback(self._config.on_stats, (self.metrics(),), is_guarded=True)
+
+    def _callback_steps(self) -> UserSteps[None]:
+        work = self._work
+        while work.queue.results:
+            result = work.queue.results.popleft()
+            yield RunCallback(result.callback, (result.error, result.offsets), is_guarded=True)
+        while work.reports and self._config.on_error is not None:
+            yield RunCallback(self._config.on_error, (work.reports.popleft(),), is_guarded=True)
+
+    def _rebalance_steps(self) -> UserSteps[None]:
+        work, member = self._work, self._work.membership
+        if member.is_lost:
+            lost = member.take_loss()
+            self._forget(lost)
+            callback = self._callbacks.get("on_lost") or self._callbacks.get("on_revoke")
+            if callback is not None:
+                yield RunCallback(callback, (self, partitions_of(lost)), is_guarded=False)
+            self._shell_notify()
+        if member.error is not None:
+            raise member.error
+        revoked = member.revoked() if member.epoch is not None else []
+        if revoked:
+            yield from self._revoke_steps(revoked)
+        added = member.added()
+        if added:
+            places = [(one.topic, one.partition) for one in added]
+            for one in added:
+                position = None if one.offset is None else LogPosition(one.offset, one.leader_epoch)
+                state = PartitionState(one.topic, one.partition, position, topic_id=one.topic_id)
+                state.committed = position if one.is_committed else None
+                work.positions.add(state)
+            member.take(places)
+            callback = self._callbacks.get("on_assign")
+            if callback is not None:
+                yield RunCallback(callback, (self, partitions_of(places)), is_guarded=False)
+            if self._config.enable_auto_commit and math.isinf(self._commit_due_s):
+                self._commit_due_s = self._now_s() + self._config.auto_commit_interval_ms / MS
+            work.refresh()
+
+    def _revoke_steps(self, revoked: list[Place]) -> UserSteps[None]:
+        """Commit what was returned of partitions, run ``on_revoke``, and give them up."""
+        self._drop_page(revoked)
+        for place in revoked:
+            if place in self._work.positions.states:  # nothing more of it is returned
+                self._work.positions.states[place].is_paused = True
+        yield from self._final_commit_steps(set(revoked))
+        callback = self._callbacks.get("on_revoke")
+        try:
+            if callback is not None:
+                yield RunCallback(callback, (self, partitions_of(revoked)), is_guarded=False)
+        finally:
+            self._forget(revoked)
+            self._work.membership.give_up(revoked)
+            self._shell_notify()
+
+    def _forget(self, places: Iterable[Place]) -> None:
+        places = list(places)
+        self._drop_page(places)
+        for place in places:
+            self._work.positions.remove(place)
+            self._joiners.pop(place, None)
+
+    # commits
+
+    def _commit_automatically(self) -> None:
+        """Queue the commit of everything that earlier polls returned."""
+        if self._config.group_id is None:
+            return
+        stored_only = not self._config.enable_auto_offset_store
+        positions = self._work.positions.to_commit(stored_only=stored_only)
+        if positions and self._work.queue.is_idle:
+            on_commit = self._config.on_commit
+            callbacks = () if on_commit is None else (on_commit,)
+            self._work.queue.put(AsyncCommit(of_positions(positions), callbacks))
+            self._work.start_commits()
+
+    def _final_commit_steps(self, places: set[Place] | None) -> UserSteps[None]:
+        """Commit what was returned, of these partitions or all, if auto-commit is on; or log."""
+        if not self._config.enable_auto_commit or self._config.group_id is None:
+            return
+        stored_only = not self._config.enable_auto_offset_store
+        positions = self._work.positions.to_commit(stored_only=stored_only)
+        offsets = of_positions(
+            {place: one for place, one in positions.items() if places is None or place in places}
+        )
+        if not offsets:
+            return
+        failure: QuorumlogError | None = None
+        try:
+            rows = yield RunSteps(self._work.commit_until_known(offsets, CLOSE_COMMIT_S))
+        except QuorumlogError as error:
+            failure, rows = error, list(offsets.values())
+            self._work.report(error)
+        if self._config.on_commit is not None:
+            yield RunCallback(self._config.on_commit, (failure, rows), is_guarded=True)
+
+    def _commit_steps(
+        self,
+        record: AnyRecord | None,
+        offsets: Iterable[TopicPartition] | None,
+        callback: CommitCallback | None,
+        timeout_s: float | None,
+        *,
+        asynchronous: bool,
+    ) -> UserSteps[list[TopicPartition] | None]:
+        self._check_group()
+        self._settle()
+        given = given_offsets(record, offsets)
+        if given is None:
+            stored_only = not self._config.enable_auto_offset_store
+            given = of_positions(self._work.positions.to_commit(stored_only=stored_only))
+        if asynchronous:
+            callbacks = [one for one in (callback, self._config.on_commit) if one is not None]
+            self._work.queue.put(AsyncCommit(given, tuple(callbacks)))
+            self._work.start_commits()
+            yield from self._callback_steps()
+            return None
+        if callback is not None:
+            msg = "a callback needs asynchronous=True: a synchronous commit returns its result"
+            raise ConfigError(msg)
+        rows: list[TopicPartition] = []
+        try:
+            if given:
+                rows = yield RunSteps(self._work.commit_until_known(given, timeout_s))
+        finally:
+            self._set_due()
+        yield from self._callback_steps()
+        return rows
+
+    def _check_group(self) -> str:
+        if self._config.group_id is None:
+            msg = "commits and subscriptions need the setting group_id"
+            raise ConfigError(msg)
+        return self._config.group_id
+
+    def _store(self, record: AnyRecord | None, offsets: Iterable[TopicPartition] | None) -> None:
+        if self._config.enable_auto_offset_store:
+            msg = "store_offsets needs the setting enable_auto_offset_store=False"
+            raise ConfigError(msg)
+        self._settle()
+        given = given_offsets(record, offsets)
+        for place, one in (given or {}).items():
+            state = self._state(TopicPartition(*place))
+            assert one.offset is not None
+            state.stored = LogPosition(one.offset, one.leader_epoch)
+        if given is None:
+            for state in self._work.positions.states.values():
+                state.stored = state.to_commit()
+
+    def _rewind_last_call(self) -> None:
+        """Take back what the last call returned: a commit covers what earlier calls returned."""
+        last = self._last
+        batch: Sequence[AnyRecord] = () if last is None else (last,)
+        if self._last_batch and self._last_batch[-1] is last:
+            batch = self._last_batch
+        self._settle()
+        self._last, self._page, self._records = None, None, iter(())
+        for record in reversed(batch):
+            state = self._work.positions.states.get((record.topic, record.partition))
+            if state is not None:
+                state.position = LogPosition(record.offset)
+                state.hold = None if state.hold is None else min(state.hold, record.offset)
+
+    # assignment
+
+    def _subscribe_steps(
+        self, topics: Sequence[str] | str, callbacks: dict[str, RebalanceCallback | None]
+    ) -> UserSteps[None]:
+        self._check_group()
+        if isinstance(topics, str):
+            subscription = Subscription(None, topics) if topics.startswith("^") else None
+            if subscription is None:
+                msg = (
+                    f"topics={topics!r}: expected a list of names, or a pattern that begins with ^"
+                )
+                raise ConfigError(msg)
+        else:
+            names = tuple(dict.fromkeys(topics))
+            if not names or not all(isinstance(one, str) and one for one in names):
+                msg = f"topics={topics!r}: expected at least one name"
+                raise ConfigError(msg)
+            patterns = [one for one in names if one.startswith("^")]
+            if patterns and len(names) > 1:
+                msg = f"topics={topics!r}: expected names, or one pattern"
+                raise ConfigError(msg)
+            subscription = Subscription(None, names[0]) if patterns else Subscription(names, None)
+        yield from self._unsubscribe_steps()
+        self._callbacks = callbacks
+        self._polled_s = self._now_s()
+        self._work.membership.subscribe(subscription)
+        self._work.membership.poll()
+        self._work.start_group()
+        self._due_s = 0.0
+
+    def _unsubscribe_steps(self) -> UserSteps[None]:
+        """Leave the group, or the manual assignment, after a commit and ``on_revoke``."""
+        work, member = self._work, self._work.membership
+        self._settle()
+        if member.subscription is None:
+            if work.positions.states:
+                yield from self._final_commit_steps(None)
+            self._forget(list(work.positions.states))
+            return
+        owned = sorted(member.owned)
+        is_member, member_id = member.epoch is not None, member.member_id
+        if owned and is_member:
+            yield from self._revoke_steps(owned)
+        member.subscribe(None)
+        member.leave()
+        self._forget(list(work.positions.states))
+        self._commit_due_s = math.inf
+        self._shell_notify()
+        if is_member:
+            try:
+                yield RunSteps(work.leave(member_id, retry_s=LEAVE_S))
+            except QuorumlogError as error:
+                work.report(error)  # the session ends by itself
+
+    def _assign_steps(self, partitions: Iterable[TopicPartition]) -> UserSteps[None]:
+        states = [self._new_state(one) for one in partitions]
+        yield from self._unsubscribe_steps()
+        for state in states:
+            self._work.positions.add(state)
+        if self._config.enable_auto_commit and self._config.group_id is not None:
+            self._commit_due_s = self._now_s() + self._config.auto_commit_interval_ms / MS
+        self._due_s = 0.0
+        self._work.refresh()
+
+    def _new_state(self, one: TopicPartition) -> PartitionState:
+        position, start = _place_of(one, one.offset)
+        if position is None and start is None and self._config.group_id is None:
+            start = self._work.positions.start_of_reset()
+        return PartitionState(one.topic, one.partition, position, start)
+
+    def _state(self, one: TopicPartition) -> PartitionState:
+        state = self._work.positions.states.get((one.topic, one.partition))
+        if state is None:
+            msg = f"{one.topic}-{one.partition} is not assigned to this consumer"
+            raise ConfigError(msg)
+        return state
+
+    def _seek(self, one: TopicPartition, offset: int | None) -> None:
+        place = one.offset if offset is None else offset
+        if place is None:
+            msg = f"seek to {one!r}: expected an offset"
+            raise ConfigError(msg)
+        state = self._state(one)
+        self._drop_page([state.place])
+        self._joiners.pop(state.place, None)
+        state.move(*_place_of(one, place))
+        self._work.refresh()
+        self._set_due()
+
+    def _pause(self, partitions: Iterable[TopicPartition], *, is_paused: bool) -> None:
+        for one in partitions:
+            state = self._state(one)
+            if is_paused and self._page is not None and self._page[0] is state:
+                self._drop_page([state.place])
+                state.rewind()  # the rest of the page is fetched again
+            state.is_paused = is_paused
+        self._work.refresh()
+
+    def _position_steps(
+        self, partitions: Iterable[TopicPartition], timeout_s: float | None
+    ) -> UserSteps[list[TopicPartition]]:
+        """Return positions, looking up those that are not known yet."""
+        self._settle()
+        found = []
+        seconds = self._config.api_timeout_ms / MS if timeout_s is None else timeout_s
+        for one in partitions:
+            state = self._state(one)
+            yield WaitUntil(partial(_is_resolved, state), seconds)
+            if state.error is not None and state.position is None:
+                raise state.error
+            at = state.position
+            if at is None:
+                msg = f"the position of {one.topic}-{one.partition} is not known in time"
+                raise QuorumlogError(msg)
+            found.append(TopicPartition(one.topic, one.partition, at.offset, leader_epoch=at.epoch))
+        return found
+
+    # questions to the cluster
+
+    def _committed_rows(
+        self, partitions: Iterable[TopicPartition], retry_s: float
+    ) -> Steps[list[TopicPartition]]:
+        group = self._check_group()
+        cluster_id = yield from self._work.cluster_id(retry_s)
+        rows = yield from self._work.run_call(groups.group_offsets(cluster_id, group), retry_s)
+        commits = {(one.topic, one.partition): one for one in rows if one.is_committed}
+        found = []
+        for one in partitions:
+            row = commits.get((one.topic, one.partition))
+            offset = None if row is None else row.offset
+            metadata = "" if row is None else row.metadata
+            epoch = None if row is None else row.leader_epoch
+            found.append(
+                TopicPartition(
+                    one.topic, one.partition, offset, metadata=metadata, leader_epoch=epoch
+                )
+            )
+        return found
+
+    def _rows_at_times(
+        self, partitions: Iterable[TopicPartition], retry_s: float
+    ) -> Steps[list[TopicPartition]]:
+        found = []
+        for one in partitions:
+            if one.offset is None or one.offset < 0:
+                msg = f"{one!r}: expected a time in milliseconds as its offset"
+                raise ConfigError(msg)
+            call = offset_at(one.topic, one.partition, one.offset)
+            offset = yield from self._work.run_call(call, retry_s)
+            found.append(TopicPartition(one.topic, one.partition, offset))
+        return found
+
+    def _watermarks(self, one: TopicPartition, retry_s: float) -> Steps[tuple[int, int]]:
+        found = yield from self._work.run_call(ends(one.topic, one.partition), retry_s)
+        return found.beginning, found.end
+
+    def _topics(self, topic: str | None, retry_s: float) -> Steps[dict[str, TopicInfo]]:
+        cluster_id = yield from self._work.cluster_id(retry_s)
+        if topic is not None:
+            one = yield from self._work.run_call(admin.topic(cluster_id, topic), retry_s)
+            return {one.name: one}
+        rows = yield from self._work.run_call(admin.topics(cluster_id), retry_s)
+        return {one.name: one for one in rows}
+
+    def _retry_s(self, timeout_s: float | None) -> float:
+        return self._config.api_timeout_ms / MS if timeout_s is None else timeout_s
+
+    # the end
+
+    def _close_steps(self, *, has_failed: bool) -> UserSteps[None]:
+        if has_failed:
+            self._rewind_last_call()
+        try:
+            yield from self._unsubscribe_steps()
+            yield RunSteps(self._drain_commits())
+        finally:
+            yield from self._callback_steps()
+
+    def _drain_commits(self) -> Steps[None]:
+        """Wait until the queued asynchronous commits have ended."""
+        yield from self._work.commit_until_known({}, CLOSE_COMMIT_S)
+
+    # what does not wait
+
+    def metrics(self) -> dict[str, Any]:
+        """Return counters and sizes as of now, for logs and dashboards; costs microseconds."""
+        work = self._work
+        states = list(work.positions.states.values())
+        return {
+            "assigned_partitions": len(states),
+            "fetch_and_heartbeat_requests": work.requests,
+            "fetched_bytes": work.fetched_bytes,
+            "queued_bytes": sum(state.queued_bytes for state in states),
+            "queued_pages": sum(len(state.pages) for state in states),
+            "member_id": work.membership.member_id,
+            "member_epoch": work.membership.epoch,
+            "joins": work.membership.joins,
+            "lag": {
+                f"{state.topic}-{state.partition}": state.high_watermark - state.position.offset
+                for state in states
+                if state.high_watermark is not None and state.position is not None
+            },
+        }
+
+
+def _is_resolved(state: PartitionState) -> bool:
+    return state.position is not None or state.error is not None
+
+
+def _place_of(one: TopicPartition, offset: int | None) -> tuple[LogPosition | None, int | None]:
+    """Return a position, or an end of the log to look up."""
+    if offset in {None, OFFSET_BEGINNING, OFFSET_END}:
+        return None, offset
+    assert offset is not None
+    if offset < 0:
+        msg = f"{one!r}: expected an offset of 0 or more, OFFSET_BEGINNING or OFFSET_END"
+        raise ConfigError(msg)
+    return LogPosition(offset, one.leader_epoch), None
+
+
+def _unreadable_error(record: AnyRecord) -> UnreadableRecordError:
+    halves = " and ".join(record.unreadable)
+    place = TopicPartition(record.topic, record.partition, record.offset)
+    text = f"{halves} of {record.topic}-{record.partition} at {record.offset} can't be decoded"
+    return UnreadableRecordError(
+        text,
+        place=place,
+        following=TopicPartition(record.topic, record.partition, record.offset + 1),
+        key=record.key if isinstance(record.key, bytes) else None,
+        value=record.value if isinstance(record.value, bytes) else None,
+    )
