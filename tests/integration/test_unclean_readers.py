@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from http_api.client.client_errors import LogTruncatedError
+from http_api.client.sdk.consumer import Consumer
+from http_api.client.sdk.record_types import TopicPartition
 from tests.support.live_cluster import Answer, LiveCluster, running
 from tests.support.unclean_elections import TwoReplicas, cut_log, replaced_log
 
@@ -151,6 +154,47 @@ async def test_invariant_g16_an_instance_without_a_reset_policy_stops(
     for _ in range(2):
         answer = await story.cluster.ask("GET", url, headers={"Accept": JSON_V2})
         assert (answer.status, answer.body["error_code"]) == (409, 40950), answer
+
+
+def sdk_consumer(story: Story, reset: str, reported: list[Exception]) -> Consumer[Any, Any]:
+    urls = [story.cluster.url(story.cut.other)]
+    return Consumer(urls, auto_offset_reset=reset, on_error=reported.append)
+
+
+@pytest.mark.parametrize("name", ["cut", "replaced"])
+def test_invariant_g16_an_sdk_consumer_goes_on_and_reports(story: Story, name: str) -> None:
+    at = story.cut if name == "cut" else story.replaced
+    expected = range(80, 120) if name == "cut" else range(70, 95)
+    reported: list[Exception] = []
+    place = TopicPartition(at.topic, 0, at.offset, leader_epoch=at.epoch)
+    with sdk_consumer(story, "earliest", reported) as consumer:
+        consumer.assign([place])
+        found = []
+        while len(found) < len(expected):
+            record = consumer.poll(20.0)
+            assert record is not None
+            found.append(record.offset)
+    assert found == list(expected)
+    (error,) = [one for one in reported if isinstance(one, LogTruncatedError)]
+    assert error.diverging == (80 if name == "cut" else 0)
+
+
+@pytest.mark.parametrize("name", ["cut", "replaced"])
+def test_invariant_g16_an_sdk_consumer_without_a_reset_policy_stops(
+    story: Story, name: str
+) -> None:
+    at = story.cut if name == "cut" else story.replaced
+    place = TopicPartition(at.topic, 0, at.offset, leader_epoch=at.epoch)
+    with sdk_consumer(story, "none", []) as consumer:
+        consumer.assign([place])
+        for _ in range(2):
+            with pytest.raises(LogTruncatedError):
+                consumer.poll(20.0)
+        assert [one.offset for one in consumer.position([place])] == [at.offset]
+        consumer.seek(TopicPartition(at.topic, 0, 80))
+        record = consumer.poll(20.0)
+        assert record is not None
+        assert record.offset == 80
 
 
 @pytest.mark.parametrize("name", ["cut", "replaced"])

@@ -248,15 +248,17 @@ class ConsumerBase(Generic[K, V]):
             record = next(self._records, None)
             if record is None:
                 self._end_page()
+                error = self._work.positions.take_error()
+                if error is not None:
+                    raise error
                 if self._next_page():
                     record = next(self._records, None)
             if record is not None:
                 self._last = record
                 self._set_due()
                 return record
-            error = self._work.positions.take_error()
-            if error is not None:
-                raise error
+            if self._work.positions.take_error() is not None:
+                continue
             left_s = None if until_s is None else until_s - self._now_s()
             if left_s is not None and left_s <= 0:
                 self._set_due()
@@ -364,6 +366,8 @@ class ConsumerBase(Generic[K, V]):
         try:
             if callback is not None:
                 yield RunCallback(callback, (self, partitions_of(revoked)), is_guarded=False)
+            if not self._work.queue.is_idle:  # asynchronous commits hold only until then
+                yield RunSteps(self._drain_commits())
         finally:
             self._forget(revoked)
             self._work.membership.give_up(revoked)
@@ -570,9 +574,9 @@ class ConsumerBase(Generic[K, V]):
     def _pause(self, partitions: Iterable[TopicPartition], *, is_paused: bool) -> None:
         for one in partitions:
             state = self._state(one)
-            if is_paused and self._page is not None and self._page[0] is state:
+            if is_paused and not state.is_paused:
                 self._drop_page([state.place])
-                state.rewind()  # the rest of the page is fetched again
+                state.rewind()  # others get the room; what was fetched is fetched again
             state.is_paused = is_paused
         self._work.refresh()
 

@@ -66,8 +66,6 @@ T = TypeVar("T")
 FETCH_WORKERS_MAX: Final = 16
 """Most brokers that are asked directly; the others' partitions are asked for through any."""
 FETCH_RETRY_S: Final = 5.0
-FIRST_WAIT_MS: Final = 500
-"""Wait of a first request; each equal one doubles it, up to ``fetch_max_wait_ms``."""
 AGAIN_S: Final = 1.0
 """Pause after an error, before the work is tried again."""
 INTERRUPT_AGAIN_S: Final = 0.1
@@ -87,7 +85,6 @@ class FetchWorker:
     is_waiting: bool = False
     stale_s: float | None = None
     """Time of the last interrupt of the request under way."""
-    wait_ms: int = FIRST_WAIT_MS
 
 
 class ConsumerWork:
@@ -171,7 +168,7 @@ class ConsumerWork:
             return
         now_s = self.shell.now_s()
         wanted = self.positions.leaders()
-        if self.positions.unresolved():
+        if self.positions.unresolved(now_s):
             wanted.add(ANY_BROKER)
         for broker in wanted - self._workers.keys():
             if len(self._workers) >= FETCH_WORKERS_MAX and broker != ANY_BROKER:
@@ -191,7 +188,7 @@ class ConsumerWork:
     def _is_stale(self, worker: FetchWorker, now_s: float) -> bool:
         if worker.stale_s is not None:
             return True
-        if worker.broker == ANY_BROKER and self.positions.unresolved():
+        if worker.broker == ANY_BROKER and self.positions.unresolved(now_s):
             return True
         plan = self.positions.plan(worker.broker, now_s)
         if not isinstance(plan, FetchPlan):
@@ -216,13 +213,10 @@ class ConsumerWork:
 
     def _fetch_once(self, worker: FetchWorker, plan: FetchPlan) -> Steps[None]:
         cluster_id = yield from self.cluster_id()
-        is_same = worker.versions == plan.versions
-        worker.wait_ms = worker.wait_ms * 2 if is_same else FIRST_WAIT_MS
-        wait_ms = worker.wait_ms = min(worker.wait_ms, self.config.fetch_max_wait_ms)
         call = poll(
             cluster_id,
             plan.rows,
-            wait_ms=wait_ms,
+            wait_ms=self.config.fetch_max_wait_ms,
             min_bytes=min(self.config.fetch_min_bytes, self.config.max_partition_fetch_bytes),
             max_bytes=plan.max_bytes,
             max_partition_bytes=min(self.config.max_partition_fetch_bytes, plan.max_bytes),
@@ -285,7 +279,7 @@ class ConsumerWork:
 
     def _resolve_starts(self) -> Steps[None]:
         """Look up where partitions begin that have neither an offset nor a commit yet."""
-        states = self.positions.unresolved()
+        states = self.positions.unresolved(self.shell.now_s())
         if not states:
             return
         group = self.config.group_id
@@ -309,7 +303,12 @@ class ConsumerWork:
 
     def _resolve_start(self, state: PartitionState) -> Steps[None]:
         version = state.version
-        found = yield from self.run_call(ends(state.topic, state.partition), FETCH_RETRY_S)
+        try:
+            found = yield from self.run_call(ends(state.topic, state.partition), FETCH_RETRY_S)
+        except ApiError as error:  # perhaps no such topic yet; the others go on
+            state.retry_s = self.shell.now_s() + AGAIN_S
+            self._fail(error)
+            return
         if state.version == version:
             self.positions.resolve(state, found.beginning, found.end)
             if state.error is not None:

@@ -33,6 +33,8 @@ ANSWER_BYTES_MAX: Final = 8 << 20
 """Most bytes asked for at once, so that the memory of one answer is bounded."""
 PAGES_PER_PARTITION: Final = 4
 LOG_TRUNCATED: Final = 40_950
+DIVERGED_TEXT: Final = "the log diverged"
+"""Part of the message of a `LOG_TRUNCATED` whose offset is in the log, behind other records."""
 TOPIC_CHANGED: Final = 40_951
 OUT_OF_RANGE: Final = 40_002
 
@@ -157,12 +159,12 @@ class ReadPositions:
         """Return OFFSET_BEGINNING or OFFSET_END by the reset policy; None with "none"."""
         return {"earliest": OFFSET_BEGINNING, "latest": OFFSET_END}.get(self._reset)
 
-    def unresolved(self) -> list[PartitionState]:
-        """Return the partitions whose start is to be looked up."""
+    def unresolved(self, now_s: float) -> list[PartitionState]:
+        """Return the partitions whose start is to be looked up now."""
         return [
             state
             for state in self.states.values()
-            if state.position is None and state.error is None
+            if state.position is None and state.error is None and state.retry_s <= now_s
         ]
 
     # fetching
@@ -265,7 +267,7 @@ class ReadPositions:
             state.error = error
             return
         epoch = refusal.diverging_epoch
-        is_cut = epoch is None or at.epoch is None or "diverged" not in refusal.message
+        is_cut = DIVERGED_TEXT not in refusal.message
         if is_cut and refusal.diverging_offset is not None:
             state.move(LogPosition(refusal.diverging_offset, epoch))
         else:
