@@ -368,10 +368,12 @@ def test_seek_pause_positions_and_times(cluster: LiveCluster) -> None:
 
 def test_positions_out_of_range_move_or_raise(cluster: LiveCluster) -> None:
     create(cluster, "range", 1, 5)
+    place = TopicPartition("range", 0)
     reported: list[Exception] = []
     with open_consumer(cluster, on_error=reported.append) as consumer:
         consumer.assign([TopicPartition("range", 0, 50)])
-        assert consumer.poll(0.5) is None
+        wait(lambda: consumer.poll(0.1) is None and bool(reported), "the move is reported")
+        wait(lambda: consumer.position([place])[0].offset == 5, "it is at the end")
         write(cluster, "range", "next")
         record = consumer.poll(10.0)
         assert record is not None

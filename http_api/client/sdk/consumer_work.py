@@ -40,7 +40,7 @@ from http_api.client.sdk.commits import (
     results_of,
     split_owned,
 )
-from http_api.client.sdk.consumer_settings import ConsumerConfig
+from http_api.client.sdk.consumer_settings import WAIT_MS_MAX, ConsumerConfig
 from http_api.client.sdk.membership import (
     MEMBER_FENCED,
     ConsumerMembership,
@@ -66,6 +66,8 @@ T = TypeVar("T")
 FETCH_WORKERS_MAX: Final = 16
 """Most brokers that are asked directly; the others' partitions are asked for through any."""
 FETCH_RETRY_S: Final = 5.0
+FIRST_WAIT_MS: Final = 1_000
+"""Wait of a request with a new position, which a leader may refuse only at the end of the wait."""
 AGAIN_S: Final = 1.0
 """Pause after an error, before the work is tried again."""
 INTERRUPT_AGAIN_S: Final = 0.1
@@ -83,6 +85,8 @@ class FetchWorker:
     broker: str
     versions: dict[Place, int] = field(default_factory=dict)
     is_waiting: bool = False
+    accepted: set[tuple[Place, int]] = field(default_factory=set)
+    """Partitions, with versions, whose position the last answer did not refuse."""
     stale_s: float | None = None
     """Time of the last interrupt of the request under way."""
 
@@ -213,10 +217,12 @@ class ConsumerWork:
 
     def _fetch_once(self, worker: FetchWorker, plan: FetchPlan) -> Steps[None]:
         cluster_id = yield from self.cluster_id()
+        is_known = worker.accepted.issuperset(plan.versions.items())
+        longest_ms = WAIT_MS_MAX if is_known else FIRST_WAIT_MS
         call = poll(
             cluster_id,
             plan.rows,
-            wait_ms=self.config.fetch_max_wait_ms,
+            wait_ms=min(self.config.fetch_max_wait_ms, longest_ms),
             min_bytes=min(self.config.fetch_min_bytes, self.config.max_partition_fetch_bytes),
             max_bytes=plan.max_bytes,
             max_partition_bytes=min(self.config.max_partition_fetch_bytes, plan.max_bytes),
@@ -235,11 +241,14 @@ class ConsumerWork:
             worker.versions = {}
             return
         now_s = self.shell.now_s()
+        worker.accepted = set(plan.versions.items())
         for one in found:
             if isinstance(one, PolledPage):
                 self.fetched_bytes += len(one.body)
                 self.positions.receive_page(plan, one)
             else:
+                place = (one.topic, one.partition)
+                worker.accepted.discard((place, plan.versions.get(place, -1)))
                 self.positions.receive_refusal(plan, one, now_s)
         if self.positions.take_error() is not None:
             self._attend()
