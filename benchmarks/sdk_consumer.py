@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from http_api.client.producer import send
+from http_api.client.produce_calls import send
 from http_api.client.sdk.consumer import Consumer
 from http_api.client.transport import Client
 from tests.support.live_cluster import LiveCluster, running
