@@ -1,13 +1,19 @@
 """The Python client of quorumlog, a replicated commit log with Kafka's semantics over HTTP.
 
-    from quorumlog import Producer
+    from quorumlog import Consumer, Producer
 
     with Producer("127.0.0.1:8082") as producer:
         producer.produce("orders", {"id": 1}, key="alice")
         receipt = producer.send("orders", {"id": 2}, key="alice")
 
-`Producer` works in threads; `AsyncProducer` is its asyncio twin and needs the extra ``asyncio``
-(aiohttp), which is imported on first use. The guide is docs/guides/python-sdk.md.
+    with Consumer("127.0.0.1:8082", group_id="g", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["orders"])
+        for record in consumer:
+            print(record.key, record.value)
+
+`Producer`, `Consumer` and `Admin` work in threads. `AsyncProducer`, `AsyncConsumer` and `AsyncAdmin`
+are their asyncio twins, and need aiohttp. The admin classes and the twins are imported when they
+are first used. The guide is docs/guides/python-sdk.md.
 """
 
 from __future__ import annotations
@@ -15,63 +21,102 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from http_api.client.client_errors import (
+    AdminError,
     ApiError,
     AuthenticationError,
     AuthorizationError,
     BufferFullError,
     ClosedError,
+    CommitError,
     ConfigError,
     DeliveryError,
+    FencedError,
     InvalidRecordError,
+    LogTruncatedError,
+    OffsetOutOfRangeError,
     OutcomeUnknownError,
     ProtocolError,
     QuorumlogError,
     ThrottledError,
     UnreachableError,
+    UnreadableRecordError,
+    WakeupError,
 )
 from http_api.client.network import ClientSecurity
+from http_api.client.sdk.consumer import Consumer
 from http_api.client.sdk.producer import Producer
 from http_api.client.sdk.record_types import (
     OFFSET_BEGINNING,
     OFFSET_END,
     NewRecord,
     Receipt,
+    Record,
     TopicPartition,
 )
 
 if TYPE_CHECKING:
+    from http_api.client.sdk.admin_client import Admin as Admin
+    from http_api.client.sdk.admin_resources import (
+        ConfigResource as ConfigResource,
+    )
+    from http_api.client.sdk.admin_resources import (
+        NewTopic as NewTopic,
+    )
+    from http_api.client.sdk.async_admin_client import AsyncAdmin as AsyncAdmin
+    from http_api.client.sdk.async_consumer import AsyncConsumer as AsyncConsumer
     from http_api.client.sdk.async_producer import AsyncProducer as AsyncProducer
 
 __all__ = [
     "OFFSET_BEGINNING",
     "OFFSET_END",
+    "Admin",
+    "AdminError",
     "ApiError",
+    "AsyncAdmin",
+    "AsyncConsumer",
     "AsyncProducer",
     "AuthenticationError",
     "AuthorizationError",
     "BufferFullError",
     "ClientSecurity",
     "ClosedError",
+    "CommitError",
     "ConfigError",
+    "ConfigResource",
+    "Consumer",
     "DeliveryError",
+    "FencedError",
     "InvalidRecordError",
+    "LogTruncatedError",
     "NewRecord",
+    "NewTopic",
+    "OffsetOutOfRangeError",
     "OutcomeUnknownError",
     "Producer",
     "ProtocolError",
     "QuorumlogError",
     "Receipt",
+    "Record",
     "ThrottledError",
     "TopicPartition",
     "UnreachableError",
+    "UnreadableRecordError",
+    "WakeupError",
 ]
 
-_LAZY = {"AsyncProducer": "http_api.client.sdk.async_producer"}
-"""Names that need aiohttp, by their modules."""
+_LAZY = {
+    "Admin": "http_api.client.sdk.admin_client",
+    "AsyncAdmin": "http_api.client.sdk.async_admin_client",
+    "AsyncConsumer": "http_api.client.sdk.async_consumer",
+    "AsyncProducer": "http_api.client.sdk.async_producer",
+    "ConfigResource": "http_api.client.sdk.admin_resources",
+    "NewTopic": "http_api.client.sdk.admin_resources",
+}
+"""Names that take long to import, or need aiohttp, by their modules."""
 
 
 def __getattr__(name: str) -> object:
-    """Import an asyncio class when it is first used."""
+    """Import a class when it is first used."""
     module = _LAZY.get(name)
     if module is None:
         msg = f"module 'quorumlog' has no attribute {name!r}"
