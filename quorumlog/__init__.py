@@ -11,9 +11,9 @@
         for record in consumer:
             print(record.key, record.value)
 
-`Producer`, `Consumer` and `Admin` work in threads. `AsyncProducer`, `AsyncConsumer` and `AsyncAdmin`
-are their asyncio twins, and need aiohttp. The admin classes and the twins are imported when they
-are first used. The guide is docs/guides/python-sdk.md.
+`Producer`, `Consumer` and `Admin` work in threads. `AsyncProducer`, `AsyncConsumer` and
+`AsyncAdmin` are their asyncio twins, and need aiohttp. Each is imported when it is first used. The
+guide is docs/guides/python-sdk.md.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ from http_api.client.client_errors import (
     WakeupError,
 )
 from http_api.client.network import ClientSecurity
-from http_api.client.sdk.consumer import Consumer
-from http_api.client.sdk.producer import Producer
 from http_api.client.sdk.record_types import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -65,6 +63,8 @@ if TYPE_CHECKING:
     from http_api.client.sdk.async_admin_client import AsyncAdmin as AsyncAdmin
     from http_api.client.sdk.async_consumer import AsyncConsumer as AsyncConsumer
     from http_api.client.sdk.async_producer import AsyncProducer as AsyncProducer
+    from http_api.client.sdk.consumer import Consumer as Consumer
+    from http_api.client.sdk.producer import Producer as Producer
 
 __all__ = [
     "OFFSET_BEGINNING",
@@ -110,9 +110,11 @@ _LAZY = {
     "AsyncConsumer": "http_api.client.sdk.async_consumer",
     "AsyncProducer": "http_api.client.sdk.async_producer",
     "ConfigResource": "http_api.client.sdk.admin_resources",
+    "Consumer": "http_api.client.sdk.consumer",
     "NewTopic": "http_api.client.sdk.admin_resources",
+    "Producer": "http_api.client.sdk.producer",
 }
-"""Names that take long to import, or need aiohttp, by their modules."""
+"""The classes, by their modules: a program pays for those that it uses."""
 
 
 def __getattr__(name: str) -> object:

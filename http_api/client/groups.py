@@ -26,8 +26,7 @@ from http_api.client.calls import (
     v3_path,
 )
 from http_api.client.consumer import DEFAULT_MAX_BYTES, Record, decode_records
-from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
-from http_api.contract.resources import (
+from http_api.contract.group_resources import (
     CommittedOffset,
     GroupInfo,
     GroupLag,
@@ -41,6 +40,7 @@ from http_api.contract.resources import (
     membership_of,
     repair_of,
 )
+from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
 
 __all__ = [
     "CommittedOffset",

@@ -19,7 +19,7 @@ from http_api.contract.v2 import as_pictures, check_name, has_control_characters
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from http_api.contract.resources import (
+    from http_api.contract.group_resources import (
         CommittedOffset,
         GroupBlock,
         GroupInfo,

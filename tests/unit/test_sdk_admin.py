@@ -41,7 +41,7 @@ from http_api.client.sdk.client_context import ClientContext
 from http_api.client.sdk.record_types import TopicPartition
 from http_api.client.sdk.settings import CommonConfig
 from http_api.client.sdk.steps import Steps
-from http_api.contract.resources import GroupInfo, GroupLag, GroupMember
+from http_api.contract.group_resources import GroupInfo, GroupLag, GroupMember
 
 OK = Answer(status=200, body=b"{}")
 CLUSTER = Answer(status=200, body=b'{"data":[{"cluster_id":"c"}]}')

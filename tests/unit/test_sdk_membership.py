@@ -16,7 +16,7 @@ from http_api.client.sdk.membership import (
     Subscription,
     member_settings,
 )
-from http_api.contract.resources import AssignedPartition, GroupMembership
+from http_api.contract.group_resources import AssignedPartition, GroupMembership
 
 CONFIG = consumer_config(
     "h:1", {"group_id": "g", "session_timeout_ms": 6_000, "max_poll_interval_ms": 10_000}

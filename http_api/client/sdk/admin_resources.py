@@ -14,18 +14,15 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from http_api.client.admin import TopicInfo
 from http_api.client.client_errors import ProtocolError
 from http_api.client.sdk.record_types import TopicPartition
-from http_api.contract.resources import (
-    BrokerInfo,
+from http_api.contract.group_resources import (
     CommittedOffset,
-    ConfigInfo,
     GroupBlock,
     GroupInfo,
     GroupLag,
     GroupMember,
     MovedPosition,
-    PartitionInfo,
-    ReassignmentInfo,
 )
+from http_api.contract.resources import BrokerInfo, ConfigInfo, PartitionInfo, ReassignmentInfo
 
 __all__ = ["BrokerInfo", "CommittedOffset", "PartitionInfo", "TopicInfo"]
 

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, Self, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Self, TypeVar, assert_never
 
 from typing_extensions import Unpack
 
-from http_api.client.admin import TopicInfo
 from http_api.client.client_errors import ConfigError
 from http_api.client.sdk.client_context import ClientContext
 from http_api.client.sdk.commits import CommitCallback
@@ -32,6 +31,9 @@ from http_api.client.sdk.consumer_settings import ConsumerKeywords, consumer_con
 from http_api.client.sdk.positions import partitions_of
 from http_api.client.sdk.record_types import K, Record, TopicPartition, V
 from http_api.client.sdk.steps import BlockingShell, Steps
+
+if TYPE_CHECKING:
+    from http_api.client.admin import TopicInfo
 
 T = TypeVar("T")
 

@@ -18,10 +18,9 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from http_api.client import admin, groups
-from http_api.client.admin import TopicInfo
+from http_api.client import groups
 from http_api.client.calls import Place
 from http_api.client.client_errors import (
     ConfigError,
@@ -53,6 +52,9 @@ from http_api.client.sdk.record_types import (
     V,
 )
 from http_api.client.sdk.steps import Shell, Steps
+
+if TYPE_CHECKING:
+    from http_api.client.admin import TopicInfo
 
 T = TypeVar("T")
 
@@ -639,6 +641,8 @@ class ConsumerBase(Generic[K, V]):
         return found.beginning, found.end
 
     def _topics(self, topic: str | None, retry_s: float) -> Steps[dict[str, TopicInfo]]:
+        from http_api.client import admin  # takes long to import, and is rarely needed
+
         cluster_id = yield from self._work.cluster_id(retry_s)
         if topic is not None:
             one = yield from self._work.run_call(admin.topic(cluster_id, topic), retry_s)

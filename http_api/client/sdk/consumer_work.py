@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar, assert_never
 
-from http_api.client import admin, groups
+from http_api.client import groups
 from http_api.client.calls import Call, Place
 from http_api.client.client_errors import (
     ApiError,
@@ -157,6 +157,8 @@ class ConsumerWork:
         known = self.context.routes.cluster_id
         if known is not None:
             return known
+        from http_api.client import admin  # takes long to import, and is rarely needed
+
         found = yield from steps_of(admin.cluster(), self.context, self.shell.now_s, retry_s)
         return found.cluster_id
 

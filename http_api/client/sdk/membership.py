@@ -16,7 +16,7 @@ from http_api.client.calls import Place
 from http_api.client.client_errors import ApiError, FencedError, QuorumlogError
 from http_api.client.groups import MemberSettings
 from http_api.client.sdk.consumer_settings import ConsumerConfig
-from http_api.contract.resources import AssignedPartition, GroupMembership
+from http_api.contract.group_resources import AssignedPartition, GroupMembership
 
 FENCED_INSTANCE: Final = 40_952
 MEMBER_FENCED: Final = 40_903

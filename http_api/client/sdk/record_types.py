@@ -74,7 +74,7 @@ class TopicPartition:
             given.append(repr(self.offset))
         given += [
             f"{name}={value!r}"
-            for name in ("metadata", "leader_epoch", "error")
+            for name in ("metadata", "error")
             if (value := getattr(self, name))
         ]
         return f"TopicPartition({', '.join(given)})"

@@ -6,6 +6,13 @@ from typing import Final
 
 from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode
+from http_api.contract.group_resources import (
+    CommittedOffset,
+    GroupBlock,
+    GroupInfo,
+    GroupMember,
+    MovedPosition,
+)
 from http_api.contract.operations.declaration import CLUSTER, Body, Operation, no_content, reply
 from http_api.contract.operations.member_operations import COORDINATOR
 from http_api.contract.operations.parameters import INT32_MAX, OFFSET_MAX
@@ -20,13 +27,6 @@ from http_api.contract.operations.shared import (
     VALIDATE_ONLY,
     listing,
     resource,
-)
-from http_api.contract.resources import (
-    CommittedOffset,
-    GroupBlock,
-    GroupInfo,
-    GroupMember,
-    MovedPosition,
 )
 
 _TAG: Final = "Consumer groups"

@@ -6,6 +6,7 @@ from typing import Final
 
 from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode
+from http_api.contract.group_resources import AssignedPartition, GroupMembership
 from http_api.contract.operations.declaration import (
     CLUSTER,
     Body,
@@ -25,7 +26,6 @@ from http_api.contract.operations.shared import (
     NAME_SCHEMA,
     TOPIC,
 )
-from http_api.contract.resources import AssignedPartition, GroupMembership
 
 _TAG: Final = "Consumer groups"
 _CONSUMERS: Final = f"{CLUSTER}/{shapes.GROUPS}" + "/{consumer_group_id}/consumers"

@@ -20,16 +20,16 @@ from broker.coordinator.group_messages import (
 from broker.server.requests import UNKNOWN_EPOCH
 from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode, RestError, excerpt
-from http_api.contract.media_types import JSON
-from http_api.contract.operations import group_operations as declared
-from http_api.contract.operations.declaration import fields_of
-from http_api.contract.resources import (
+from http_api.contract.group_resources import (
     CommittedOffset,
     GroupBlock,
     GroupInfo,
     GroupMember,
     MovedPosition,
 )
+from http_api.contract.media_types import JSON
+from http_api.contract.operations import group_operations as declared
+from http_api.contract.operations.declaration import fields_of
 from http_api.contract.v2 import check_name
 from http_api.server.answers import reply
 from http_api.server.image_lookup import NOT_HOSTED

@@ -22,6 +22,7 @@ from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
 from broker.server.requests import UNKNOWN_EPOCH
 from http_api.contract import group_shapes as shapes
 from http_api.contract.errors import RestCode, RestError, excerpt_of_value
+from http_api.contract.group_resources import AssignedPartition, GroupMembership
 from http_api.contract.media_types import JSON
 from http_api.contract.operations import member_operations as declared
 from http_api.contract.operations.declaration import fields_of
@@ -31,7 +32,6 @@ from http_api.contract.operations.member_operations import (
     SESSION_TIMEOUT_MS,
     TEXT_CHARS_MAX,
 )
-from http_api.contract.resources import AssignedPartition, GroupMembership
 from http_api.contract.v2 import check_name, has_control_characters
 from http_api.server.answers import json_reply, reply
 from http_api.server.request_parsing import (
