@@ -170,8 +170,8 @@ class CommonConfig:
     """URLs of the brokers to ask first; `read_settings` fills them in where none is given."""
     client_id: str | None = text()
     """Name of this client in the brokers' access logs and in groups."""
-    headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = custom(
-        None, _read_headers
+    headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = field(
+        default=None, repr=False, metadata={"read": _read_headers}
     )
     """Headers of every request. A function is called for each new connection and after a 401."""
     security: ClientSecurity | None = custom(None, _read_security)
