@@ -12,10 +12,11 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.processes import ROOT
-from benchmarks.report import Budget, Row, at_most
+from benchmarks.report import Budget, Row, at_least, at_most, ratio_at_least
 
 if TYPE_CHECKING:
     from benchmarks.product import Product
@@ -25,6 +26,8 @@ TOPIC: Final = "client"
 PRODUCED: Final = 300_000
 KEYED: Final = 150_000
 """Records a second of the budget, on a machine that is quick enough."""
+CONSUMED: Final = 300_000
+POLLED: Final = 250_000
 RATIO: Final = 0.4
 """Part of the raw requests' throughput that suffices in place of `PRODUCED`."""
 SEND_BUDGET: Final = at_most(2, " ms")
@@ -50,6 +53,7 @@ async def measure(product: Product, seconds: float, rounds: int) -> list[Row]:
         _throughput("produce, asyncio, no key", runs["asyncio"], raw, None),
         _memory(runs["plain"]),
         _one_at_a_time(_write("send", urls, seconds)),
+        *_readers(urls, seconds),
         _import_time(),
     ]
     await product.delete_topic(TOPIC)
@@ -78,9 +82,9 @@ def _throughput(
     ratio = per_s / raw_per_s
     budget: Budget | None = None
     if enough_per_s is not None:
-        budget = (
-            RATIO if per_s < enough_per_s else Budget(enough_per_s, " records/s", at_least=True)
-        )
+        budget = at_least(enough_per_s, " records/s")
+        if per_s < enough_per_s:
+            budget = ratio_at_least(RATIO * enough_per_s / PRODUCED)
     return Row(
         what=f"SDK {what}",
         product=f"{per_s:,.0f} records/s",
@@ -102,6 +106,59 @@ def _memory(runs: list[dict[str, Any]]) -> Row:
     )
 
 
+def _readers(urls: str, seconds: float) -> list[Row]:
+    """Return the rows of readers: each way alone, then several members of one group."""
+    rows = []
+    for mode, enough_per_s in (
+        ("consume", CONSUMED), ("iterate", CONSUMED), ("poll", POLLED), ("asyncio", None),
+    ):  # fmt: skip
+        (figures,) = _read(mode, urls, seconds, 1)
+        budget = None if enough_per_s is None else at_least(enough_per_s, " records/s")
+        rows.append(_reading(f"{mode}, one consumer", [figures], budget))
+        if mode == "consume":
+            rows.append(_reader_memory(figures))
+    alone = rows[0].value or 0.0
+    for members in (2, 4):
+        runs = _read("consume", urls, seconds, members)
+        row = _reading(f"consume, {members} consumers of a group, in sum", runs, None)
+        rows.append(replace(row, note=f"{(row.value or 0.0) / alone:.2f} × one; {row.note}"))
+    return rows
+
+
+def _read(mode: str, urls: str, seconds: float, members: int) -> list[dict[str, Any]]:
+    group = f"{mode}-{members}-{time.monotonic_ns()}"
+    command = [sys.executable, "-m", "benchmarks.client_read", mode, urls, TOPIC, group]
+    running = [
+        subprocess.Popen([*command, str(seconds)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for _ in range(members)
+    ]
+    return [json.loads(each.communicate(timeout=CHILD_S + seconds)[0]) for each in running]
+
+
+def _reading(what: str, runs: list[dict[str, Any]], budget: Budget | None) -> Row:
+    per_s = sum(map(_per_second, runs))
+    cpu_us = (
+        sum(each["cpu_s"] for each in runs) / max(1, sum(each["records"] for each in runs)) * 1e6
+    )
+    return Row(
+        what=f"SDK {what}",
+        product=f"{per_s:,.0f} records/s",
+        value=per_s,
+        budget=budget,
+        note=f"{cpu_us:.1f} µs of CPU a record, start and end included",
+    )
+
+
+def _reader_memory(figures: dict[str, Any]) -> Row:
+    return Row(
+        what="SDK consume, memory at full speed",
+        product=f"{figures['grown_mb']:.0f} MB",
+        value=figures["grown_mb"],
+        budget=at_most(124, " MB"),
+        note="the process's largest growth; its queue is 64 MiB",
+    )
+
+
 def _one_at_a_time(figures: dict[str, Any]) -> Row:
     return Row(
         what="SDK send, one at a time, p50",
@@ -114,16 +171,19 @@ def _one_at_a_time(figures: dict[str, Any]) -> Row:
 
 def _import_time() -> Row:
     """Return the row of the import: the quickest of several, in a process each."""
-    times_ms = []
+    times_ms, whole_ms = [], []
     for _ in range(IMPORTS):
         nothing_s = _python("pass")
         times_ms.append((_python("import quorumlog") - nothing_s) * 1_000)
+        whole_s = _python("from quorumlog import Consumer, Producer")
+        whole_ms.append((whole_s - nothing_s) * 1_000)
     return Row(
         what="import quorumlog",
         product=f"{min(times_ms):.0f} ms",
         value=min(times_ms),
         budget=IMPORT_BUDGET,
-        note=f"the quickest of {IMPORTS}, without the interpreter's own start",
+        note=f"the quickest of {IMPORTS}, without the interpreter's own start; with Producer "
+        f"and Consumer {min(whole_ms):.0f} ms",
     )
 
 

@@ -151,7 +151,7 @@ class ClientNetwork:
     """Settings of a client's connections; shared by all of its threads."""
 
     security: ClientSecurity | None = None
-    headers: Headers | Callable[[], Headers] | None = None
+    headers: Headers | Callable[[], Headers] | None = field(default=None, repr=False)
     client_id: str | None = None
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     _context: ssl.SSLContext | None = field(default=None, init=False, repr=False)

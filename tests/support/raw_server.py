@@ -48,13 +48,14 @@ class RawServer:
     heard: list[Heard] = field(default_factory=list)
     cluster: bytes = CLUSTER
     connections: int = 0
+    address: tuple[str, int] = ("127.0.0.1", 0)
 
     def __post_init__(self) -> None:
         self.stopping = threading.Event()
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening = socket.create_server(self.address)
         self.port: int = self._listening.getsockname()[1]
         scheme = "http" if self.tls is None else "https"
-        self.url = f"{scheme}://127.0.0.1:{self.port}"
+        self.url = f"{scheme}://{self.address[0]}:{self.port}"
         self._open: set[socket.socket] = set()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -104,11 +105,11 @@ class RawServer:
             sock.close()
 
     def _read(self, reader: BinaryIO, connection: int) -> Heard | None:
-        line = reader.readline().decode()
+        line = reader.readline().decode("latin-1")
         if not line:
             return None
         headers: dict[str, str] = {}
-        while one := reader.readline().decode().strip():
+        while one := reader.readline().decode("latin-1").strip():
             name, _, value = one.partition(":")
             headers[name.lower()] = value.strip()
         body = b""
@@ -140,9 +141,10 @@ def raw_server(
     tls: ssl.SSLContext | None = None,
     reads_body: bool = True,
     cluster: bytes = CLUSTER,
+    address: tuple[str, int] = ("127.0.0.1", 0),
 ) -> Iterator[RawServer]:
     """Start a server and stop it at the end."""
-    server = RawServer(behave, tls, reads_body, cluster=cluster)
+    server = RawServer(behave, tls, reads_body, cluster=cluster, address=address)
     try:
         yield server
     finally:

@@ -7,7 +7,7 @@ import contextlib
 import orjson
 import pytest
 
-from http_api.client.calls import Answer, Request, path_of
+from http_api.client.calls import Answer, Call, Request, path_of
 from http_api.client.client_errors import (
     ApiError,
     OutcomeUnknownError,
@@ -21,7 +21,15 @@ from http_api.client.produce_calls import (
     parse_outcomes,
     produce_attempts,
 )
-from http_api.client.routes import LAST_BACKOFF_S, Exchange, LostError, NotSentError, Routes
+from http_api.client.routes import (
+    LAST_BACKOFF_S,
+    Exchange,
+    InterruptedAttemptError,
+    LostError,
+    NotSentError,
+    Routes,
+    attempts_at,
+)
 from raft_metadata.common.errors import Outcome
 
 READ = Request(method="GET", path="/x")
@@ -141,6 +149,123 @@ def test_paths_are_quoted() -> None:
 
 
 # ---------------------------------------------------------------- producing
+
+
+def lose(routes: Routes, request: Request, now_s: float) -> None:
+    """Make one round of attempts that all fail to connect."""
+    exchange = Exchange(routes, request, now_s, 0)
+    with contextlib.suppress(UnreachableError):
+        while True:
+            exchange.report_not_sent("refused", now_s)
+
+
+def answer(routes: Routes, request: Request, now_s: float, leader: str = "") -> None:
+    headers = {"quorumlog-leader-url": leader} if leader else {}
+    Exchange(routes, request, now_s, 0).receive_answer(Answer(status=200, headers=headers), now_s)
+
+
+def test_a_client_that_was_idle_keeps_its_brokers_and_leaders() -> None:
+    routes = Routes([A, B], rebootstrap_s=10)
+    answer(routes, FETCH, 0, C)
+    routes.add_brokers([C])
+    assert routes.candidates(FETCH, 10_000) == [C, A, B]
+    assert routes.candidates(READ, 20_000) == [A, B, C]
+
+
+def test_after_failures_for_the_trigger_time_the_given_urls_come_first_again() -> None:
+    routes = Routes([A], rebootstrap_s=10)
+    routes.add_brokers([B, C])
+    answer(routes, FETCH, 0, C)
+    routes.demote(A)
+    lose(routes, FETCH, 100)
+    lose(routes, READ, 109)
+    routes.learn_leader("t", 0, B)
+    assert routes.candidates(FETCH, 110)[0] != A, "ten seconds are not over"
+    found = routes.candidates(FETCH, 110.1)
+    assert found[0] == A, "and no leader is known"
+    assert sorted(found) == [A, B, C]
+    lose(routes, READ, 111)
+    answer(routes, READ, 112)
+    assert routes.leader("t", 0) is None
+    routes.learn_leader("t", 0, "http://d:1")
+    assert routes.candidates(FETCH, 125)[0] == "http://d:1", "an answer ends the time of failures"
+
+
+@pytest.mark.parametrize("leader", [A, C])
+def test_a_leader_that_accepts_no_connection_is_left_aside_given_or_not(leader: str) -> None:
+    routes = Routes([B, A])
+    answer(routes, FETCH, 0, leader)
+    assert routes.candidates(FETCH, 0)[0] == leader
+    Exchange(routes, FETCH, 0, 0).report_not_sent("refused", 0)
+    answer(routes, FETCH, 1, leader)
+    assert routes.candidates(FETCH, 59)[0] == B
+    assert routes.candidates(FETCH, 61)[0] == leader
+
+
+def test_a_leader_that_answers_again_is_left_aside_no_longer() -> None:
+    routes = Routes([B])
+    answer(routes, FETCH, 0, C)
+    routes.report_unreachable(C, 0)
+    assert routes.candidates(FETCH, 1) == [B]
+    routes.receive_answer(READ, C, Answer(status=200), 2)
+    assert routes.candidates(FETCH, 3) == [C, B]
+
+
+def test_a_failure_of_another_broker_does_not_make_the_leader_forgotten() -> None:
+    routes = Routes([A, B])
+    answer(routes, FETCH, 0, C)
+    routes.report_failure(FETCH, A)
+    assert routes.leader("t", 0) == C
+
+
+@pytest.mark.parametrize("url", ["", "ftp://h:1", "http://h:x", "http://h:1/p", "http://u@h:1"])
+def test_only_plain_urls_are_followed(url: str) -> None:
+    assert not Routes([A]).may_follow(url)
+    assert not Routes(["https://a:1", A]).may_follow("http://b:1")
+    assert not Routes([A, "http://b:1/prefix"]).may_follow("http://b:1")
+    assert not Routes([A], follow_leaders=False).may_follow("http://b:1")
+
+
+@pytest.mark.parametrize("order", ["lost first", "refused first"])
+def test_rule_f1_the_outcome_stays_unknown_after_one_lost_attempt(order: str) -> None:
+    request = Request(method="POST", path="/x", body=b"{}", repeatable=True)
+    exchange = Exchange(Routes([A, B]), request, now_s=0, retry_s=0)
+    ends = [exchange.report_lost, exchange.report_not_sent]
+    first, second = ends if order == "lost first" else ends[::-1]
+    first("one", 0)
+    with pytest.raises(OutcomeUnknownError, match=r"http://a:1 \(one\), http://b:1 \(two\)"):
+        second("two", 0)
+
+    exchange = Exchange(Routes([A]), request, now_s=0, retry_s=1)
+    exchange.report_lost("reset", 0)
+    with pytest.raises(ApiError) as refused:
+        exchange.receive_answer(failure(503), 0.99)
+    assert refused.value.outcome is Outcome.UNKNOWN
+
+
+def test_an_interrupted_request_ends_and_its_broker_is_not_blamed() -> None:
+    routes = Routes([A, B])
+    answer(routes, FETCH, 0, A)
+    attempts = attempts_at(Call(FETCH, lambda found: found), routes, lambda: 0.0, retry_s=60)
+    assert next(attempts).url == A
+    with pytest.raises(OutcomeUnknownError, match="interrupted"):
+        attempts.throw(InterruptedAttemptError("interrupted"))
+    assert routes.candidates(FETCH, 0) == [A, B]
+
+
+def test_a_broker_is_checked_within_the_time_of_the_request_and_again_after_a_loss() -> None:
+    routes = Routes([A], checks_cluster=True)
+    write = Request(method="POST", path="/x", body=b"{}", timeout_s=1.5)
+    call = Call(write, lambda found: found.body)
+    attempts = attempts_at(call, routes, lambda: 0.0, retry_s=0)
+    check = next(attempts)
+    assert (check.request.path, check.request.timeout_s) == ("/v3/clusters", 1.5)
+    cluster = Answer(status=200, body=b'{"data":[{"cluster_id":"c"}]}')
+    assert attempts.send(cluster).request is write
+    with pytest.raises(OutcomeUnknownError):
+        attempts.throw(LostError("reset"))
+    assert routes.needs_check(A)
+
 
 WRITTEN = RecordOutcome(0, 5)
 AGAIN = RecordOutcome(None, None, 50003, "LEADER_NOT_AVAILABLE", Outcome.NOT_WRITTEN, True)

@@ -73,9 +73,7 @@ class TopicPartition:
         if self.offset is not None:
             given.append(repr(self.offset))
         given += [
-            f"{name}={value!r}"
-            for name in ("metadata", "error")
-            if (value := getattr(self, name))
+            f"{name}={value!r}" for name in ("metadata", "error") if (value := getattr(self, name))
         ]
         return f"TopicPartition({', '.join(given)})"
 

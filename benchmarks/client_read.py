@@ -1,0 +1,116 @@
+"""A program that reads in a group through the SDK, one call a record or a list.
+
+python -m benchmarks.client_read MODE URLS TOPIC GROUP SECONDS      prints one JSON object
+
+Modes: ``consume`` (lists of up to 500), ``iterate``, ``poll`` (one by one), ``asyncio``. Time
+counts from the first record. At the end of the topic the members begin again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from quorumlog import OFFSET_BEGINNING, AsyncConsumer, Consumer, TopicPartition
+
+AT_ONCE: Final = 500
+SLICE: Final = 500
+"""Records between two looks at the clock."""
+FIRST_S: Final = 30.0
+IDLE_S: Final = 0.5
+"""Without a record for so long all is read."""
+
+AnyConsumer = Consumer[Any, Any]
+
+
+def beginnings(partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """Return the places at which the partitions begin."""
+    return [TopicPartition(one.topic, one.partition, OFFSET_BEGINNING) for one in partitions]
+
+
+def by_consume(consumer: AnyConsumer) -> int:
+    """Read a list of records; return how many."""
+    return len(consumer.consume(AT_ONCE, IDLE_S))
+
+
+def by_poll(consumer: AnyConsumer) -> int:
+    """Read records one by one; return how many."""
+    poll = consumer.poll
+    for number in range(SLICE):
+        if poll(IDLE_S) is None:
+            return number
+    return SLICE
+
+
+def by_iteration(consumer: AnyConsumer) -> int:
+    """Read records by iteration; return how many."""
+    for number, _record in enumerate(consumer, 1):
+        if number == SLICE:
+            return number
+    return 0
+
+
+WAYS: dict[str, Callable[[AnyConsumer], int]] = {
+    "consume": by_consume,
+    "poll": by_poll,
+    "iterate": by_iteration,
+}
+
+
+def read(way: str, urls: str, topic: str, group: str, seconds: float) -> dict[str, Any]:
+    """Read for some seconds from the first record on."""
+    read_some = WAYS[way]
+    with Consumer(
+        urls, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        consumer.subscribe([topic])
+        if consumer.poll(FIRST_S) is None:
+            return {"records": 0, "elapsed_s": FIRST_S}
+        records, began = 1, time.monotonic()
+        while time.monotonic() - began < seconds:
+            found = read_some(consumer)
+            records += found
+            if not found:
+                for place in beginnings(consumer.assignment()):
+                    consumer.seek(place)
+        return {"records": records, "elapsed_s": time.monotonic() - began}
+
+
+async def through_asyncio(urls: str, topic: str, group: str, seconds: float) -> dict[str, Any]:
+    """Read lists for some seconds from the first record on."""
+    async with AsyncConsumer(
+        urls, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        await consumer.subscribe([topic])
+        if await consumer.poll(FIRST_S) is None:
+            return {"records": 0, "elapsed_s": FIRST_S}
+        records, began = 1, time.monotonic()
+        while time.monotonic() - began < seconds:
+            found = await consumer.consume(AT_ONCE, IDLE_S)
+            records += len(found)
+            if not found:
+                for place in beginnings(consumer.assignment()):
+                    await consumer.seek(place)
+        return {"records": records, "elapsed_s": time.monotonic() - began}
+
+
+def main() -> None:
+    """Run one mode and print its figures."""
+    mode, urls, topic, group, seconds = *sys.argv[1:5], float(sys.argv[5])
+    before_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if mode == "asyncio":
+        figures = asyncio.run(through_asyncio(urls, topic, group, seconds))
+    else:
+        figures = read(mode, urls, topic, group, seconds)
+    figures["grown_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before_mb
+    figures["cpu_s"] = time.process_time()
+    json.dump(figures, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
