@@ -60,6 +60,10 @@ class RawServer:
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
+    def is_idle(self) -> bool:
+        """Return True if every client has closed its connections."""
+        return not self._open
+
     def stop(self) -> None:
         self.stopping.set()
         with contextlib.suppress(OSError):

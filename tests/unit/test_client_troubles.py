@@ -26,24 +26,36 @@ from http_api.client.routes import Routes
 from http_api.client.transport import Client
 from raft_metadata.common.errors import Outcome
 from tests.support.raw_server import Heard, always, answer_of, hang_up, raw_server
+from tests.support.waiting import until
 
 Run = Callable[..., list[Any]]
 SHORT_S = 0.3
 
 
 def run_blocking(
-    routes: Routes, calls: Sequence[Call[Any]], network: ClientNetwork | None = None
+    routes: Routes,
+    calls: Sequence[Call[Any]],
+    network: ClientNetwork | None = None,
+    is_over: Callable[[], bool] = lambda: True,
 ) -> list[Any]:
     with Client(routes, retry_s=0.0, network=network) as client:
         return [client.run(call) for call in calls]
 
 
 def run_async(
-    routes: Routes, calls: Sequence[Call[Any]], network: ClientNetwork | None = None
+    routes: Routes,
+    calls: Sequence[Call[Any]],
+    network: ClientNetwork | None = None,
+    is_over: Callable[[], bool] = lambda: True,
 ) -> list[Any]:
+    """Run the calls, and keep the loop until all is over: transports close some turns later."""
+
     async def work() -> list[Any]:
-        async with AsyncClient(routes, retry_s=0.0, network=network) as client:
-            return [await client.run(call) for call in calls]
+        try:
+            async with AsyncClient(routes, retry_s=0.0, network=network) as client:
+                return [await client.run(call) for call in calls]
+        finally:
+            await until(is_over)
 
     return asyncio.run(work())
 
@@ -306,8 +318,9 @@ def test_an_early_refusal_of_a_body_is_the_answer(run: Run, size_bytes: int) -> 
         return False
 
     with raw_server(refuse, reads_body=False) as server:
+        call = call_of("POST", body=b"x" * size_bytes)
         with pytest.raises(ApiError, match="too large") as refused:
-            run(Routes([server.url]), [call_of("POST", body=b"x" * size_bytes)])
+            run(Routes([server.url]), [call], is_over=server.is_idle)
         assert refused.value.status == 413
         assert refused.value.outcome is Outcome.NOT_WRITTEN
         assert len(server.heard) == 1
