@@ -58,7 +58,7 @@ T = TypeVar("T")
 MS: Final = 1_000
 WORKERS: Final = "worker"
 WORKERS_MAX: Final = 64
-LEADER_REQUESTS_MAX: Final = 4
+LEADER_REQUESTS_MAX: Final = 2
 """Requests to one leader under way at once; so one that hangs holds up no other leader's."""
 """Requests of one producer under way at once."""
 EXPIRY_MS: Final = 200
