@@ -12,56 +12,60 @@ ends it after the present batch.
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import signal
 import threading
 from pathlib import Path
 from typing import TextIO
 
-from http_api.client.consumer import Record
-from http_api.client.group_consumer import GroupConsumer
-from http_api.client.groups import InstanceSettings
-from http_api.client.transport import DEFAULT_URL, Client
+from quorumlog import CommitError, Consumer, Record, TopicPartition
 
 
-def use(record: Record, out: TextIO) -> None:
+def use(record: Record[object, object], out: TextIO) -> None:
     """Process one record. Replace this with your own work."""
-    out.write(f"{record.partition} {record.offset} {bytes(record.value).decode()}\n")
+    out.write(f"{record.partition} {record.offset} {json.dumps(record.value)}\n")
     out.flush()
 
 
 def run(options: argparse.Namespace, stop: threading.Event) -> None:
     """Read, commit and use batches until ``stop`` is set."""
-    settings = InstanceSettings(auto_offset_reset="earliest", session_timeout_ms=options.session_ms)
     with (
         Path(options.out).open("a", encoding="utf-8") as out,
-        Client(options.url.split(",")) as client,
-        GroupConsumer(client, options.group, settings) as consumer,
+        Consumer(
+            options.url,
+            group_id=options.group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=options.session_ms,
+        ) as consumer,
     ):
         consumer.subscribe([options.topic])
         while not stop.is_set():
-            records = consumer.poll(wait_ms=1_000, max_bytes=options.batch_bytes)
+            records = consumer.consume(options.batch_records)
             # An unknown outcome raises an error here, before any of these records is used.
-            # Partitions that this member no longer owns are returned: their next owner reads them.
-            not_committed = consumer.commit()
+            refused: set[TopicPartition] = set()
+            try:
+                consumer.commit()
+            except CommitError as error:
+                refused.update(error.refused)  # the next owner of these partitions uses them
             for record in records:
-                if (record.topic, record.partition) not in not_committed:
+                if TopicPartition(record.topic, record.partition) not in refused:
                     use(record, out)
 
 
 def main() -> None:
     """Read the options, and run until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--url", default=os.environ.get("QUORUMLOG_URL", DEFAULT_URL))
+    parser.add_argument("--url", help="brokers; by default those of $QUORUMLOG_URL")
     parser.add_argument("--topic", required=True)
     parser.add_argument("--group", required=True)
     parser.add_argument("--out", required=True)
-    parser.add_argument("--batch-bytes", type=int, default=1_048_576)
+    parser.add_argument("--batch-records", type=int, default=500)
     parser.add_argument(
         "--session-ms",
         type=int,
         default=10_000,
-        help="time without a call after which a member has left, in milliseconds",
+        help="time without a sign of life after which a member has left, in milliseconds",
     )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,27 +3,22 @@
 The program copies a topic into the table ``records``. Killed at any point, it continues at the
 offsets in the database. From a checkout:
 
-    python docs/examples/exactly_once_sqlite.py --topic orders --out orders.db
+    python docs/examples/exactly_once_sqlite.py --topic orders --group copier --out orders.db
 
 The database holds the only copy of the offsets: nothing is committed to the group, because two
-copies could differ after a crash. So the partitions are assigned by hand, and at the start the
-consumer seeks to the stored offsets. Run one process per database. Ctrl-C ends it after the present
-batch.
+copies could differ after a crash. The consumer seeks to the stored offset of each partition that it
+gets. Run one process per database, and one per group. Ctrl-C ends it after the present batch.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import signal
 import sqlite3
 import threading
 
-from http_api.client import admin
-from http_api.client.consumer import Record
-from http_api.client.group_consumer import GroupConsumer
-from http_api.client.groups import InstanceSettings
-from http_api.client.transport import DEFAULT_URL, Client
+from quorumlog import OFFSET_BEGINNING, Consumer, Record, TopicPartition
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (partition INTEGER, offset INTEGER, value TEXT,
@@ -33,9 +28,9 @@ CREATE TABLE IF NOT EXISTS positions (topic TEXT, partition INTEGER, next_offset
 """
 
 
-def use(record: Record, database: sqlite3.Connection) -> None:
+def use(record: Record[object, object], database: sqlite3.Connection) -> None:
     """Process one record. Replace this with your own work, all of it in this database."""
-    row = (record.partition, record.offset, bytes(record.value).decode())
+    row = (record.partition, record.offset, json.dumps(record.value))
     database.execute("INSERT INTO records VALUES (?, ?, ?)", row)
 
 
@@ -49,17 +44,22 @@ def run(options: argparse.Namespace, stop: threading.Event) -> None:
     """Continue at the stored offsets, until ``stop`` is set."""
     database = sqlite3.connect(options.out)
     database.executescript(SCHEMA)
-    query = "SELECT partition, next_offset FROM positions WHERE topic = ?"
-    positions = dict(database.execute(query, (options.topic,)))
-    with (
-        Client(options.url.split(",")) as client,
-        GroupConsumer(client, "exactly-once", InstanceSettings(binary=False)) as consumer,
-    ):
-        partitions = client.run(admin.partition_ids(options.topic))
-        consumer.assign([(options.topic, number) for number in partitions])
-        consumer.seek({(options.topic, number): positions.get(number, 0) for number in partitions})
+
+    def go_on(consumer: Consumer[object, object], partitions: list[TopicPartition]) -> None:
+        query = "SELECT next_offset FROM positions WHERE topic = ? AND partition = ?"
+        for each in partitions:
+            row = database.execute(query, (each.topic, each.partition)).fetchone()
+            consumer.seek(each, row[0] if row else OFFSET_BEGINNING)
+
+    with Consumer(
+        options.url,
+        group_id=options.group,
+        enable_auto_commit=False,
+        session_timeout_ms=options.session_ms,
+    ) as consumer:
+        consumer.subscribe([options.topic], on_assign=go_on)
         while not stop.is_set():
-            records = consumer.poll(wait_ms=1_000, max_bytes=options.batch_bytes)
+            records = consumer.consume(options.batch_records)
             with database:  # one transaction: rows and offsets, or nothing
                 for record in records:
                     use(record, database)
@@ -70,10 +70,17 @@ def run(options: argparse.Namespace, stop: threading.Event) -> None:
 def main() -> None:
     """Read the options, and run until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--url", default=os.environ.get("QUORUMLOG_URL", DEFAULT_URL))
+    parser.add_argument("--url", help="brokers; by default those of $QUORUMLOG_URL")
     parser.add_argument("--topic", required=True)
+    parser.add_argument("--group", required=True)
     parser.add_argument("--out", required=True)
-    parser.add_argument("--batch-bytes", type=int, default=1_048_576)
+    parser.add_argument("--batch-records", type=int, default=500)
+    parser.add_argument(
+        "--session-ms",
+        type=int,
+        default=10_000,
+        help="time without a sign of life after which a member has left, in milliseconds",
+    )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -23,26 +23,26 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 PARTITIONS = 3
 RECORDS = 600
-BATCH_BYTES = 4_000
-"""About a tenth of what a partition holds: a kill comes amid many commits."""
+BATCH_RECORDS = 20
+"""A tenth of what a partition holds: a kill comes amid many commits."""
 SESSION_MS = 1_500
 """How long the others wait for a dead member's partitions."""
 DONE_S = 30.0
 
 KILLED_AT = """
 import os, signal, sys
-from http_api.client.group_consumer import GroupConsumer
+from quorumlog import Consumer
 what, left, *sys.argv = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
 example = type(sys)("example")
 exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"), example.__dict__)
-owner = GroupConsumer if what == "commit" else example
+owner = Consumer if what == "commit" else example
 doing = getattr(owner, what)
-def do_until_killed(*arguments):
+def do_until_killed(*arguments, **named):
     global left
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    return doing(*arguments)
+    return doing(*arguments, **named)
 setattr(owner, what, do_until_killed)
 example.main()
 """
@@ -69,9 +69,8 @@ async def fill(cluster: LiveCluster, topic: str) -> list[tuple[int, int]]:
 def command(example: str, cluster: LiveCluster, topic: str, out: Path) -> list[str]:
     urls = ",".join(broker.url for broker in cluster.brokers)
     options = ["--url", urls, "--topic", topic, "--out", str(out)]
-    options += ["--batch-bytes", str(BATCH_BYTES)]
-    if "exactly" not in example:
-        options += ["--group", topic, "--session-ms", str(SESSION_MS)]
+    options += ["--batch-records", str(BATCH_RECORDS)]
+    options += ["--group", topic, "--session-ms", str(SESSION_MS)]
     return [str(EXAMPLES / example), *options]
 
 
