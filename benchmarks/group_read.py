@@ -9,30 +9,26 @@ import json
 import sys
 import time
 
-import orjson
-
-from http_api.client.group_consumer import GroupConsumer
-from http_api.client.groups import InstanceSettings
-from http_api.client.transport import Client
-
-MAX_BYTES = 1_048_576
+from http_api.client.sdk.consumer import Consumer
 
 
 def read(url: str, topic: str, seconds: float) -> dict[str, float]:
     """Read the topic from its beginning to its end, repeatedly, until the time is over."""
-    settings = InstanceSettings(auto_offset_reset="earliest")
     records = 0
-    with Client([url]) as client, GroupConsumer(client, f"read-{topic}", settings) as consumer:
+    with Consumer[object, object](
+        url, group_id=f"read-{topic}", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
         consumer.subscribe([topic])
         began, cpu = time.monotonic(), time.process_time()
         while time.monotonic() - began < seconds:
-            page = consumer.poll(wait_ms=0, max_bytes=MAX_BYTES)
+            page = consumer.consume(10_000, 0.2)
             for record in page:
-                assert isinstance(orjson.loads(bytes(record.value)), dict)
+                assert isinstance(record.value, dict)
             records += len(page)
             consumer.commit()
             if not page:
-                consumer.seek(dict.fromkeys(consumer.positions, 0))
+                for partition in consumer.assignment():
+                    consumer.seek(partition, 0)
         return {
             "records": records,
             "elapsed_s": time.monotonic() - began,
