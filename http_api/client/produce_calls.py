@@ -39,11 +39,6 @@ class JsonRecord:
     key: bytes | None = None
     partition: int | None = None
 
-    @property
-    def has_no_key(self) -> bool:
-        """True without a key, and for a null as key."""
-        return self.key is None or self.key == b"null"
-
     def to_json(self) -> bytes:
         fields = [b'"value":' + (b"null" if self.value is None else self.value)]
         if self.key is not None:

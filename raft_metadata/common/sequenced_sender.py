@@ -389,12 +389,9 @@ class SequencedSender:
         self._sends_one_at_a_time = True
         # A repeat that is refused for a record proves that the log does not hold the batch, but not
         # that an earlier attempt, still on its way, would be refused too.
-        is_refused_repeat = was_doubtful and error.code in CONTENT_REFUSALS
-        if (
-            error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER
-            or (is_final and was_doubtful)
-            or (is_refused_repeat and batch.is_doubtful)
-        ):
+        is_refused_for_good = is_final or error.code in CONTENT_REFUSALS
+        is_repeat_refused = was_doubtful and is_refused_for_good
+        if error.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or is_repeat_refused:
             error = KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN)
             self._give_up(batch, error)  # its offset is not known, and a retry can't tell
         elif batch.state is BatchState.VOID:

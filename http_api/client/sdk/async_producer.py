@@ -11,12 +11,12 @@ import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import Unpack, override
 
 from http_api.client.client_errors import OutcomeUnknownError, QuorumlogError
-from http_api.client.sdk.client_context import ClientContext
+from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.producer_core import ProducerCore, SendResult
 from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords, is_idempotent
 from http_api.client.sdk.producer_topics import TopicState
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-MS: Final = 1_000
 
 OnDelivery = Callable[["QuorumlogError | None", Receipt], "Awaitable[object] | object"]
 """Called once for a record, with the error or None; a coroutine is awaited."""

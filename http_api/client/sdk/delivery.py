@@ -8,13 +8,13 @@ place, goes through `report_answer` or `report_error` back to the sender, in the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from http_api.client.calls import Answer, Call, Request, error_of, path_of
+from http_api.client.calls import Answer, Call, Request, path_of
 from http_api.client.client_errors import (
     ApiError,
     OutcomeUnknownError,
@@ -23,6 +23,7 @@ from http_api.client.client_errors import (
     UnreachableError,
     api_error,
 )
+from http_api.client.produce_calls import RecordOutcome, parse_outcomes
 from http_api.client.sdk.plain_sender import NO_CLAIM, PlainSender
 from http_api.client.sdk.record_batch import BatchQueue, RecordBatch
 from http_api.client.sdk.values import WORDS, Format
@@ -140,21 +141,20 @@ def _parse(answer: Answer) -> ProduceAnswer:
         if "ranges" in body:
             (found,) = body["ranges"]
             return ProduceAnswer(int(found["base_offset"]), (), topic_id, partitions)
-        if answer.status >= 400 and "offsets" not in body:
-            raise error_of(answer)
-        rows = [_row(row) for row in body["offsets"]]
+        rows = [_row(one) for one in parse_outcomes(answer)]
     except (KeyError, TypeError, ValueError) as error:
         msg = f"expected the offsets of a produce, got {answer.body[:100]!r}"
         raise ProtocolError(msg) from error
     return ProduceAnswer(None, rows, topic_id, partitions)
 
 
-def _row(row: Mapping[str, Any]) -> Row:
-    if row["error_code"] is None:
-        return Row(int(row["offset"]), None)
-    code, text = int(row["error_code"]), str(row["error"])
+def _row(found: RecordOutcome) -> Row:
+    code = found.error_code
+    if code is None:
+        return Row(found.offset, None)
     status = code if code < 1_000 else code // 100
-    return Row(None, _refusal(api_error(status, code, text, row)))
+    envelope = {"retriable": found.retriable, "outcome": found.outcome.value}
+    return Row(None, _refusal(api_error(status, code, str(found.error), envelope)))
 
 
 def _refusal(error: QuorumlogError) -> DeliveryRefusedError:
@@ -224,10 +224,10 @@ def _settle_rows(
     for part, (_, row) in zip(parts, runs, strict=True):
         if row.error is None:
             part.settle(row.offset if row.offset is not None else -1)
-        elif row.error.outcome is Outcome.UNKNOWN or not row.error.code.retriable:
-            part.settle(-1, row.error)
-        else:
+        elif _may_repeat(row):
             pending.append(part)
+        else:
+            part.settle(-1, row.error)
     sender.take_apart(batch, pending)
 
 

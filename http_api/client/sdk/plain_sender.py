@@ -89,13 +89,13 @@ class PlainSender:
         elif is_final or error.code not in RETRIABLE_REFUSALS:
             self._end(batch, -1, error)
 
-    def take_apart(self, batch: InFlightBatch, parts: list[PendingProduce]) -> None:
-        """Replace an answered batch by its parts: those not settled already are sent again."""
+    def take_apart(self, batch: InFlightBatch, pending: list[PendingProduce]) -> None:
+        """End an answered batch of which only the ``pending`` parts are to be sent again."""
         if batch is not self._in_flight:
             return
         self._is_under_way = False
         self._in_flight = None
-        self._queue.extendleft(reversed([part for part in parts if part.done is not None]))
+        self._queue.extendleft(reversed(pending))
 
     def expire(self, now_ms: int) -> None:
         """Complete batches whose deadline has passed, but not one under way: its answer decides."""

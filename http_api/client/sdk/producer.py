@@ -20,7 +20,7 @@ from http_api.client.client_errors import (
     OutcomeUnknownError,
     QuorumlogError,
 )
-from http_api.client.sdk.client_context import ClientContext
+from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.producer_core import ProducerCore, SendResult
 from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords, is_idempotent
 from http_api.client.sdk.producer_topics import TopicState
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-MS: Final = 1_000
 EXIT_FLUSH_S: Final = 10.0
 """Longest time for which the interpreter's exit waits for records to be written."""
 

@@ -24,6 +24,7 @@ from http_api.client.client_errors import (
     OutcomeUnknownError,
     QuorumlogError,
 )
+from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.delivery import (
     delivery_error,
     produce_call,
@@ -49,13 +50,11 @@ from raft_metadata.common.record_placement import (
 from raft_metadata.common.sequenced_sender import InFlightBatch, SequencedSender
 
 if TYPE_CHECKING:
-    from http_api.client.sdk.client_context import ClientContext
     from http_api.client.sdk.producer_settings import ProducerConfig
     from http_api.client.sdk.steps import Shell
 
 T = TypeVar("T")
 
-MS: Final = 1_000
 WORKERS: Final = "worker"
 WORKERS_MAX: Final = 64
 LEADER_REQUESTS_MAX: Final = 2

@@ -19,18 +19,17 @@ from http_api.client.metadata_calls import (
     new_producer_id,
     partition_leaders,
 )
+from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.steps import Steps, steps_of
 from http_api.contract.errors import RestCode
 from raft_metadata.common.record_placement import KeylessRotation, keyless_candidates
 
 if TYPE_CHECKING:
-    from http_api.client.sdk.client_context import ClientContext
     from http_api.client.sdk.producer_settings import ProducerConfig
     from http_api.client.sdk.record_batch import RecordBatch
 
 T = TypeVar("T")
 
-MS: Final = 1_000
 REFRESH_MS: Final = 1_000
 """Time between two look-ups of a topic some of whose partitions fail."""
 TOPICS_MAX: Final = 10_000

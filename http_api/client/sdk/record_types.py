@@ -23,7 +23,6 @@ OFFSET_BEGINNING: Final = -2
 OFFSET_END: Final = -1
 """Stands for the high watermark of a partition, where an offset to read from is given."""
 
-HeaderPair = tuple[str, "bytes | None"]
 Headers = Mapping[str, "str | bytes | None"] | Iterable[tuple[str, "str | bytes | None"]]
 """Headers as a program gives them: pairs or a mapping; a text is encoded as UTF-8."""
 

@@ -79,20 +79,7 @@ def steps_of(
     call: Call[T], context: ClientContext, now_s: Callable[[], float], retry_s: float
 ) -> Steps[T]:
     """Make attempts at a call for up to ``retry_s`` seconds and return its result."""
-    attempts = attempts_at(call, context.routes, now_s, retry_s=retry_s)
-    try:
-        attempt = next(attempts)
-        while True:
-            try:
-                answer = yield attempt
-            except (AttemptError, QuorumlogError) as error:
-                attempt = attempts.throw(error)
-            else:
-                assert answer is not None
-                attempt = attempts.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+    return (yield from attempts_at(call, context.routes, now_s, retry_s=retry_s))
 
 
 class BlockingShell:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import orjson
 
-from http_api.client.client_errors import ConfigError, InvalidRecordError
+from http_api.client.client_errors import InvalidRecordError
 from http_api.client.sdk.record_types import Headers
 
 HEADERS_MAX: Final = 10_000
@@ -233,11 +233,3 @@ def _header_value(name: str, value: str | bytes | None) -> str | None:
         msg = f"header {name!r}: not a text in UTF-8: {error}"
         raise InvalidRecordError(msg) from error
     return binascii.b2a_base64(stored, newline=False).decode()
-
-
-def check_format(name: str, value: object) -> str:
-    """Return a word of `FORMATS`; raises `ConfigError` naming the setting."""
-    if value not in FORMATS:
-        msg = f"setting {name}={value!r}: expected one of {', '.join(FORMATS)}"
-        raise ConfigError(msg)
-    return str(value)
