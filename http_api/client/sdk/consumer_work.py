@@ -9,6 +9,7 @@ lock; what the program has to run itself (callbacks, errors) is kept for its nex
 
 from __future__ import annotations
 
+import importlib.util
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from functools import partial
 from typing import Final, TypeVar, assert_never
 
 from http_api.client import groups
-from http_api.client.calls import HAS_ZSTD, Call, Place
+from http_api.client.calls import Call, Place
 from http_api.client.client_errors import (
     ApiError,
     AuthenticationError,
@@ -121,6 +122,7 @@ class ConsumerWork:
         self.fetched_bytes = 0
         self._workers: dict[str, FetchWorker] = {}
         self._started: set[str] = set()
+        self._zstd = importlib.util.find_spec("zstandard") is not None
 
     def _new_member_id(self) -> str:
         return f"{self.config.client_id or self.context.kind}-{uuid.uuid4().hex}"
@@ -227,7 +229,7 @@ class ConsumerWork:
             max_bytes=plan.max_bytes,
             max_partition_bytes=min(self.config.max_partition_fetch_bytes, plan.max_bytes),
             rack=self.config.rack,
-            zstd=HAS_ZSTD,
+            zstd=self._zstd,
         )
         worker.versions, worker.is_waiting, worker.stale_s = plan.versions, True, None
         self.positions.reserved[worker.broker] = plan.max_bytes
