@@ -84,6 +84,10 @@ kafka: .venv ## fetch Apache Kafka and confluent-kafka (Maven is needed): `make 
 bench-metadata: .venv ## what 10,000 and 100,000 partitions cost: made, moved, joined; ARGS="--only fencing" for false fencings
 	@$(PYTHON) -m benchmarks.metadata $(ARGS)
 
+.PHONY: wheels
+wheels: .venv ## dist/quorumlog_client-*.whl for programs and Spark's executors, dist/quorumlog-*.whl with the server
+	@$(PYTHON) .ci/wheels.py dist
+
 .PHONY: up
 up: .venv ## a local cluster on http://127.0.0.1:8082, kept in ./quorumlog-data
 	@.venv/bin/quorumlog up $(ARGS)
