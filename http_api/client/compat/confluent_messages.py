@@ -445,7 +445,9 @@ class ThrottleEvent:
         return f"{self.broker_name}/{self.broker_id} throttled for {delay_ms} ms"
 
 
-class _OrderedEnum(Enum):
+class OrderedEnum(Enum):
+    """Values that are ordered by their numbers."""
+
     def __lt__(self, other: object) -> bool:
         if not isinstance(other, type(self)):
             return NotImplemented
@@ -453,7 +455,7 @@ class _OrderedEnum(Enum):
         return bool(mine < other.value)
 
 
-class ConsumerGroupState(_OrderedEnum):
+class ConsumerGroupState(OrderedEnum):
     """State of a group."""
 
     UNKNOWN = 0
@@ -465,7 +467,7 @@ class ConsumerGroupState(_OrderedEnum):
     EMPTY = 5
 
 
-class ConsumerGroupType(_OrderedEnum):
+class ConsumerGroupType(OrderedEnum):
     """Protocol of a group; every group here is a ``CONSUMER`` one, KIP-848's."""
 
     UNKNOWN = 0
@@ -473,14 +475,14 @@ class ConsumerGroupType(_OrderedEnum):
     CLASSIC = 2
 
 
-class IsolationLevel(_OrderedEnum):
+class IsolationLevel(OrderedEnum):
     """Records that a reader is given; both mean the same here: committed ones."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
 
 
-class ElectionType(_OrderedEnum):
+class ElectionType(OrderedEnum):
     """Kind of a leader election."""
 
     PREFERRED = 0
