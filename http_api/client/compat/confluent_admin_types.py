@@ -1,4 +1,4 @@
-"""What `AdminClient` of confluent-kafka's interface takes and returns. Pure.
+"""Arguments and results of `AdminClient` in confluent-kafka's interface. Pure.
 
 Programs make `NewTopic`, `NewPartitions`, `ConfigResource`, `ConfigEntry` and `OffsetSpec`; the
 others are results. Access rules and SCRAM credentials are here as names only: their calls are not
@@ -176,7 +176,7 @@ class ConfigResource:
         self.configs = described_configs
         self.error = error
 
-    def set_config(self, name: str, value: str, overwrite: bool = True) -> None:  # noqa: FBT001, FBT002
+    def set_config(self, name: str, value: str, overwrite: bool = True) -> None:  # noqa: FBT001, FBT002 its name
         """Set a config for `AdminClient.alter_configs`, unless it is set and may not be."""
         if overwrite or name not in self.set_config_dict:
             self.set_config_dict[name] = value

@@ -60,6 +60,7 @@ from http_api.client.sdk import consumer as sdk
 from http_api.client.sdk import record_types
 from http_api.client.sdk.client_context import MS
 from http_api.client.sdk.record_types import Record
+from http_api.contract.errors import RestCode
 from raft_metadata.common.clock import SystemClock
 
 RebalanceCallback = Callable[["Consumer", list[TopicPartition]], object]
@@ -254,7 +255,7 @@ class Consumer:
         if on_commit is not None:
             sdk_settings["on_commit"] = lambda error, offsets: on_commit(
                 None if error is None else commit_failure(error),
-                [partition_of(one) for one in offsets],
+                [committed_row(one) for one in offsets],
             )
 
     # reading
@@ -522,7 +523,7 @@ class Consumer:
         try:
             done = self._sdk.commit(offsets=rows, asynchronous=asynchronous)
         except CommitError as error:
-            failed = [partition_of(one) for one in error.refused]
+            failed = [committed_row(one) for one in error.refused]
             if rows is None or len(failed) == len(rows):
                 raise KafkaException(commit_failure(error)) from error
             refused = {(one.topic, one.partition): one for one in failed}
@@ -725,11 +726,20 @@ def offsets_of(
     ]
 
 
-def commit_failure(error: Exception) -> KafkaError:
+def committed_row(one: record_types.TopicPartition) -> TopicPartition:
+    """Return an offset of a commit, with its error if it was refused."""
+    found = partition_of(one)
+    if one.error is not None:
+        found.error = commit_failure(one.error)
+    return found
+
+
+def commit_failure(error: QuorumlogError) -> KafkaError:
     """Return the error of a commit: that of its first refused partition, if there is one."""
     if isinstance(error, CommitError) and error.refused and error.refused[0].error is not None:
-        return kafka_error(error.refused[0].error, number=KafkaError.ILLEGAL_GENERATION)
-    return kafka_error(error)
+        return commit_failure(error.refused[0].error)
+    is_fenced = error.code == RestCode.ILLEGAL_STATE
+    return kafka_error(error, number=KafkaError.ILLEGAL_GENERATION if is_fenced else None)
 
 
 def subscription_of(topics: list[str]) -> list[str] | str:

@@ -10,15 +10,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from typing_extensions import override
 
 from http_api.client.client_errors import ClosedError, QuorumlogError
 from http_api.client.compat.kafka_codes import LocalCode, kafka_number
-
-if TYPE_CHECKING:
-    from http_api.client.compat.confluent_messages import Message
 
 text = str  # `str` is a method of `KafkaError`
 
@@ -539,13 +536,13 @@ class _ClientError(KafkaException):
         self,
         kafka_error: KafkaError,
         exception: Exception | None = None,
-        kafka_message: Message | None = None,
+        kafka_message: Any = None,
     ) -> None:
         super().__init__(kafka_error)
         self.exception = exception
         """The error that caused this one, if one did."""
         self.kafka_message = kafka_message
-        """The message that could not be consumed, if there is one."""
+        """The `Message` that could not be consumed, if there is one."""
 
     @property
     def code(self) -> int:
@@ -578,9 +575,7 @@ def _because(code: LocalCode, exception: Exception | None) -> KafkaError:
 class KeyDeserializationError(ConsumeError, SerializationError):
     """The key deserializer failed."""
 
-    def __init__(
-        self, exception: Exception | None = None, kafka_message: Message | None = None
-    ) -> None:
+    def __init__(self, exception: Exception | None = None, kafka_message: Any = None) -> None:
         error = _because(LocalCode.KEY_DESERIALIZATION, exception)
         super().__init__(error, exception, kafka_message)
 
@@ -588,9 +583,7 @@ class KeyDeserializationError(ConsumeError, SerializationError):
 class ValueDeserializationError(ConsumeError, SerializationError):
     """The value deserializer failed."""
 
-    def __init__(
-        self, exception: Exception | None = None, kafka_message: Message | None = None
-    ) -> None:
+    def __init__(self, exception: Exception | None = None, kafka_message: Any = None) -> None:
         error = _because(LocalCode.VALUE_DESERIALIZATION, exception)
         super().__init__(error, exception, kafka_message)
 

@@ -88,7 +88,11 @@ class SerializerBuilder:
 
     __slots__: tuple[str, ...] = ()
 
-    def build(self, conf: dict[str, Any], is_key: bool) -> tuple[Serializer, dict[str, Any]]:  # noqa: FBT001
+    def build(
+        self,
+        conf: dict[str, Any],
+        is_key: bool,  # noqa: FBT001 confluent-kafka's signature
+    ) -> tuple[Serializer, dict[str, Any]]:
         """Return the serializer, and the settings that are left for the client."""
         raise NotImplementedError
 
@@ -98,7 +102,11 @@ class DeserializerBuilder:
 
     __slots__: tuple[str, ...] = ()
 
-    def build(self, conf: dict[str, Any], is_key: bool) -> tuple[Deserializer, dict[str, Any]]:  # noqa: FBT001
+    def build(
+        self,
+        conf: dict[str, Any],
+        is_key: bool,  # noqa: FBT001 confluent-kafka's signature
+    ) -> tuple[Deserializer, dict[str, Any]]:
         """Return the deserializer, and the settings that are left for the client."""
         raise NotImplementedError
 

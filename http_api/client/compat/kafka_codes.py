@@ -66,6 +66,7 @@ class LocalCode(IntEnum):
 
 
 NOT_EMPTY_GROUP: Final = 68
+ILLEGAL_GENERATION: Final = 22
 UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
 TOPIC_AUTHORIZATION_FAILED: Final = 29
 THROTTLING_QUOTA_EXCEEDED: Final = 89
@@ -115,6 +116,8 @@ _BY_WORDS: Final = (
     ("min.insync.replicas", ErrorCode.INVALID_CONFIG),
     ("replication factor", ErrorCode.INVALID_REPLICATION_FACTOR),
     ("topic name", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ("topic_name", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ("invalid value", ErrorCode.INVALID_CONFIG),
     ("out of range", ErrorCode.OFFSET_OUT_OF_RANGE),
     ("can't delete up to", ErrorCode.OFFSET_OUT_OF_RANGE),
     ("is outside the log", ErrorCode.OFFSET_OUT_OF_RANGE),
@@ -146,7 +149,7 @@ _BY_CLASS: Final[tuple[tuple[type[QuorumlogError], int], ...]] = (
     (OffsetOutOfRangeError, ErrorCode.OFFSET_OUT_OF_RANGE.number),
     (UnreadableRecordError, LocalCode.VALUE_DESERIALIZATION),
     (WakeupError, LocalCode.INTR),
-    (CommitError, ErrorCode.UNKNOWN_MEMBER_ID.number),
+    (CommitError, ILLEGAL_GENERATION),
 )
 """Numbers of the errors that have no answer of a broker, by class."""
 
