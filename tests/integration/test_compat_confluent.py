@@ -5,9 +5,11 @@ Each test is written as confluent-kafka's documentation writes such programs.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -122,7 +124,7 @@ def read(consumer: Consumer, count: int) -> list[Message]:
     return found
 
 
-def poll_until(consumer: Consumer, is_done: Callable[[], bool]) -> None:
+def poll_until(consumer: Consumer, is_done: Callable[[], object]) -> None:
     until_s = time.monotonic() + DONE_S
     while not is_done():
         assert time.monotonic() < until_s
@@ -653,6 +655,22 @@ def test_serializers_of_both_classes(servers: str, topic: str) -> None:
     assert failed.value.kafka_message.value() == b"no JSON"
     assert StringDeserializer()(b"text") == "text"
     consumer.close()
+
+
+def test_dropped_clients_end(servers: str, topic: str) -> None:
+    """A client that is dropped without `close` ends its threads, as the library's do."""
+
+    before = set(threading.enumerate())
+    producer = Producer({"bootstrap.servers": servers, "error_cb": print, "stats_cb": print})
+    producer.produce(topic, b"x")
+    assert producer.flush(DONE_S) == 0
+    consumer = open_consumer(servers, "dropped", error_cb=print, on_commit=print)
+    consumer.subscribe([topic], on_assign=print, on_revoke=print)
+    poll_until(consumer, consumer.assignment)
+    assert len(set(threading.enumerate()) - before) > 2
+    del producer, consumer
+    gc.collect()
+    assert set(threading.enumerate()) - before == set()
 
 
 # admin

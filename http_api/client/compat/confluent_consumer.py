@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -187,6 +188,11 @@ class ConsumerDoor(sdk.Consumer[bytes | None, bytes | None]):
         """Make a call to the cluster and return its result."""
         return self._ask(self._work.run_call(call, timeout_s))
 
+    def abandon(self) -> None:
+        """End threads and connections without a commit; the group waits for the session's end."""
+        if not self._context.is_forked and self._context.close():
+            self._shell.stop()
+
     def use_logger(self, logger: Any) -> None:
         """Log to another logger than ``quorumlog.consumer`` from now on."""
         self._context.log = logger
@@ -238,6 +244,7 @@ class Consumer:
         self._take_callbacks(settings.callbacks, sdk_settings)
         with kafka_exceptions("Consumer"):
             self._sdk = ConsumerDoor(**sdk_settings)
+        weakref.finalize(self, self._sdk.abandon).atexit = False
         if settings.logger is not None:
             self._sdk.use_logger(settings.logger)
 
@@ -397,23 +404,42 @@ class Consumer:
             )
 
     def _assigning(self, callback: RebalanceCallback | None) -> Callable[..., Any]:
+        """Return the SDK's callback; it holds no reference, so a dropped consumer can end."""
+        method = weakref.WeakMethod(self._begin_partitions)
+
         def assign(_: object, partitions: list[record_types.TopicPartition]) -> None:
-            for one in partitions:
-                self._told_ends.pop((one.topic, one.partition), None)
-            self._run_rebalance(callback, partitions)
+            begin = method()
+            if begin is not None:
+                begin(callback, partitions)
 
         return assign
 
     def _revoking(self, callback: RebalanceCallback | None) -> Callable[..., Any]:
+        method = weakref.WeakMethod(self._end_partitions)
+
         def revoke(_: object, partitions: list[record_types.TopicPartition]) -> None:
-            self._run_rebalance(callback, partitions)
-            gone = {(one.topic, one.partition) for one in partitions}
-            self._stopped -= gone
-            self._waiting = deque(
-                one for one in self._waiting if (one.topic(), one.partition()) not in gone
-            )
+            end = method()
+            if end is not None:
+                end(callback, partitions)
 
         return revoke
+
+    def _begin_partitions(
+        self, callback: RebalanceCallback | None, partitions: list[record_types.TopicPartition]
+    ) -> None:
+        for one in partitions:
+            self._told_ends.pop((one.topic, one.partition), None)
+        self._run_rebalance(callback, partitions)
+
+    def _end_partitions(
+        self, callback: RebalanceCallback | None, partitions: list[record_types.TopicPartition]
+    ) -> None:
+        self._run_rebalance(callback, partitions)
+        gone = {(one.topic, one.partition) for one in partitions}
+        self._stopped -= gone
+        self._waiting = deque(
+            one for one in self._waiting if (one.topic(), one.partition()) not in gone
+        )
 
     def _run_rebalance(
         self, callback: RebalanceCallback | None, partitions: list[record_types.TopicPartition]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -204,6 +205,31 @@ def report_error(error: QuorumlogError) -> KafkaError:
     return kafka_error(error, number=number)
 
 
+class _EventQueue:
+    """Errors and statistics that wait for a poll, the oldest dropped beyond `EVENTS_MAX`."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Callable[[Any], Any], Any]] = deque(maxlen=EVENTS_MAX)
+        self.notify: Callable[[], None] = lambda: None
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, callback: Callable[[Any], Any], argument: object) -> None:
+        """Queue a call, and wake a thread that polls."""
+        self._waiting.append((callback, argument))
+        self.notify()
+
+    def run(self) -> int:
+        """Make the calls that wait, and return their number."""
+        done = 0
+        while self._waiting:
+            callback, argument = self._waiting.popleft()
+            done += 1
+            callback(argument)
+        return done
+
+
 class Producer:
     """Producer whose callbacks run inside `poll` and `flush`. Any thread may use it."""
 
@@ -223,25 +249,22 @@ class Producer:
         self._on_delivery = callbacks.get("on_delivery")
         self._reports_errors_only = settings.reports_errors_only
         self._error_callback = callbacks.get("error_cb")
-        self._stats_callback = callbacks.get("stats_cb")
         self._credentials = settings.credentials
         self._messages_max = settings.messages_max
         self._room = 0
-        self._client_id = settings.sdk.get("client_id")
-        self._events: deque[tuple[Callable[[Any], Any], Any]] = deque(maxlen=EVENTS_MAX)
+        self._events = _EventQueue()
         self._reports: deque[_Report] = deque()
         """Batches whose callbacks are to be run; only the thread that serves takes from it."""
         self._serving = RLock()
         self._is_closed = False
         sdk_settings = {**DEFAULTS, **settings.sdk}
         sdk_settings |= {"value_format": "binary", "key_format": "binary", "max_block_ms": 0}
-        if self._error_callback is not None:
-            sdk_settings["on_error"] = self._note_error
-        if self._stats_callback is not None:
-            sdk_settings["on_stats"] = self._note_stats
+        _add_callbacks(sdk_settings, callbacks, self._events)
         with kafka_exceptions("Producer"):
             self._sdk = PolledProducer(sdk_settings)
-        self._sdk.has_events = lambda: bool(self._events)
+        self._sdk.has_events = self._events.__bool__
+        self._events.notify = self._sdk.notify
+        weakref.finalize(self, _abandon, self._sdk).atexit = False
         self._put = self._sdk.put
         if settings.logger is not None:
             self._sdk.use_logger(settings.logger)
@@ -354,7 +377,7 @@ class Producer:
         taken = self._sdk.take_reports(timeout_s)
         with self._serving:
             self._reports.extend(taken)
-            return self._run_reports() + self._run_events()
+            return self._run_reports() + self._events.run()
 
     def _run_reports(self) -> int:
         done = 0
@@ -382,14 +405,6 @@ class Producer:
             if self._reports and self._reports[0] is report:  # else a callback's poll was here
                 self._reports.popleft()
                 self._sdk.end_report(report)
-        return done
-
-    def _run_events(self) -> int:
-        done = 0
-        while self._events:
-            callback, argument = self._events.popleft()
-            done += 1
-            callback(argument)
         return done
 
     def flush(self, timeout: float | None = -1) -> int:
@@ -438,20 +453,6 @@ class Producer:
     def __bool__(self) -> bool:
         return True
 
-    # events
-
-    def _note_error(self, error: Exception) -> None:
-        self._put_event(self._error_callback, kafka_error(error))
-
-    def _note_stats(self, metrics: Mapping[str, Any]) -> None:
-        text = stats_json("producer", self._client_id, _now_ms(), metrics)
-        self._put_event(self._stats_callback, text)
-
-    def _put_event(self, callback: Callable[[Any], Any] | None, argument: object) -> None:
-        if callback is not None:
-            self._events.append((callback, argument))
-            self._sdk.notify()
-
     def _note_silent_failure(self) -> None:
         failure = self._sdk.take_failure()
         if failure is not None:
@@ -459,7 +460,7 @@ class Producer:
             if self._error_callback is not None:
                 error = report_error(failure.first)
                 told = KafkaError(error.code(), str(failure), retriable=error.retriable())
-                self._events.append((self._error_callback, told))
+                self._events.put(self._error_callback, told)
 
     # questions
 
@@ -541,6 +542,28 @@ class Producer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _add_callbacks(
+    sdk_settings: dict[str, Any],
+    callbacks: Mapping[str, Callable[..., Any]],
+    events: _EventQueue,
+) -> None:
+    """Have the SDK queue errors and statistics; nothing of it refers to the `Producer`."""
+    on_error, on_stats = callbacks.get("error_cb"), callbacks.get("stats_cb")
+    client_id = sdk_settings.get("client_id")
+    if on_error is not None:
+        sdk_settings["on_error"] = lambda error: events.put(on_error, kafka_error(error))
+    if on_stats is not None:
+        sdk_settings["on_stats"] = lambda metrics: events.put(
+            on_stats, stats_json("producer", client_id, _now_ms(), metrics)
+        )
+
+
+def _abandon(producer: PolledProducer) -> None:
+    """End a producer that the program dropped; one with unsettled messages ends at exit."""
+    if not len(producer):
+        producer.close(0)
 
 
 def _seconds(timeout: float | None) -> float | None:
