@@ -625,9 +625,7 @@ class Consumer:
         for one in partitions:
             at = self._sdk.cached_position((one.topic, one.partition))
             offset, epoch = (OFFSET_INVALID, None) if at is None else at
-            row = TopicPartition(one.topic, one.partition, offset, leader_epoch=epoch)
-            row.error = KafkaError(LocalCode.UNKNOWN_PARTITION) if at is None else None
-            found.append(row)
+            found.append(TopicPartition(one.topic, one.partition, offset, leader_epoch=epoch))
         return found
 
     def offsets_for_times(
@@ -742,7 +740,9 @@ def offsets_of(
         return None if offsets is None else partitions_of(offsets)
     failure = message.error()
     if failure is not None:
-        raise KafkaException(failure)
+        raise argument_error(
+            f"the message is an event and has no offset to commit: {failure.str()}"
+        )
     record = message.record
     epoch = message.leader_epoch()
     return [
