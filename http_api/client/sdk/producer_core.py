@@ -68,6 +68,8 @@ EXPIRY_MS: Final = 200
 """Time between two looks for records whose deadline has passed."""
 OPEN_SHARE: Final = 4
 """Open batches take at most one part in so many of the buffer, sealed ones the rest."""
+_PAST_MS: Final = 0
+_FUTURE_MS: Final = 1 << 62
 DELIVERY_BYTES: Final = 200
 """Memory of an awaited record beside its text: its `AwaitedRecord`, key, value and callback."""
 
@@ -531,9 +533,39 @@ class ProducerCore:
             batch, awaited = self._completed.popleft()
             error = None if batch.error is None else delivery_error(batch.error)
             yield CallBacks((each[1], (error, _receipt(batch, each))) for each in awaited)
-            self._sealed_records -= len(awaited)
-            self._complete(batch)
+            self.end_report(batch, len(awaited))
             shell.notify()
+
+    @property
+    def has_reports(self) -> bool:
+        """True if `take_reports` would return something; a quick look, without the lock."""
+        return bool(self._completed)
+
+    def take_reports(self) -> Sequence[tuple[RecordBatch, list[AwaitedRecord]]]:
+        """Take the settled batches whose callbacks are to be run, in place of `callback_steps`.
+
+        The taker runs them, and calls `end_report` for each batch.
+        """
+        taken = tuple(self._completed)
+        self._completed.clear()
+        return taken
+
+    def end_report(self, batch: RecordBatch, count: int) -> None:
+        """Note that the ``count`` callbacks of a settled batch have run."""
+        self._sealed_records -= count
+        self._complete(batch)
+
+    def purge(self, *, takes_sealed: bool) -> None:
+        """Settle records that are left as failed; those that come later are written as ever.
+
+        Without ``takes_sealed`` only open batches: no request can have their records.
+        """
+        for batch in self._open:
+            batch.deadline_ms = _PAST_MS
+        self.seal_all()
+        for queue in list(self._active):
+            queue.sender.expire(_FUTURE_MS if takes_sealed else _PAST_MS)
+        self.has_news = True
 
     @property
     def unsettled(self) -> int:
