@@ -71,6 +71,8 @@ class RecordEncoder:
 
 def milliseconds(timestamp: object) -> int:
     """Return a time as milliseconds since 1970; raises `InvalidRecordError`."""
+    if type(timestamp) is int and 0 <= timestamp <= TIMESTAMP_MS_MAX:
+        return timestamp
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             msg = f"timestamp {timestamp!r}: expected a datetime with a time zone"
