@@ -331,7 +331,22 @@ def test_an_unreachable_cluster() -> None:
     producer.close()
 
 
-# consumer
+def test_a_consumer_tells_that_no_broker_answers() -> None:
+    """``error_cb`` and ``stats_cb`` run inside poll."""
+    errors: list[KafkaError] = []
+    texts: list[str] = []
+    consumer = open_consumer(
+        "127.0.0.1:1",
+        "unreached",
+        error_cb=errors.append,
+        stats_cb=texts.append,
+        **{"statistics.interval.ms": 50},
+    )
+    consumer.assign([TopicPartition("t", 0)])
+    poll_until(consumer, lambda: errors and texts)
+    assert errors[0] == LocalCode.TRANSPORT
+    assert json.loads(texts[0])["type"] == "consumer"
+    consumer.close()
 
 
 def test_the_basic_poll_loop(servers: str, topic: str) -> None:

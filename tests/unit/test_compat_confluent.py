@@ -552,7 +552,7 @@ def test_settings_are_translated() -> None:
         "bootstrap.servers": "h:1",
         "acks": -1,
         "linger.ms": 0.5,
-        "queue.buffering.max.kbytes": 10,
+        "queue.buffering.max.kbytes": 100,
         "queue.buffering.max.messages": 7,
         "message.timeout.ms": 0,
         "max.in.flight": 1_000_000,
@@ -562,10 +562,10 @@ def test_settings_are_translated() -> None:
     }
     settings = client_settings(given, OF_PRODUCER)
     assert settings.sdk == {
-        "bootstrap_servers": "h:1",
+        "bootstrap_servers": ["http://h:1"],
         "acks": "-1",
         "linger_ms": 0,
-        "buffer_memory": 10_240,
+        "buffer_memory": 102_400,
         "delivery_timeout_ms": 86_400_000,
         "max_in_flight": 5,
         "enable_idempotence": "true",
@@ -591,6 +591,32 @@ def test_settings_are_translated() -> None:
     for word, expected in {"largest": "latest", "end": "latest", "error": "none"}.items():
         found_word = client_settings({"auto.offset.reset": word}, OF_CONSUMER).sdk
         assert found_word["auto_offset_reset"] == expected
+
+
+def test_numbers_beyond_the_sdks_bounds(caplog: pytest.LogCaptureFixture) -> None:
+    """Limits of time and size that librdkafka allows become the nearest that is possible here."""
+    given = {
+        "max.poll.interval.ms": 86_400_000,
+        "fetch.max.bytes": "2147483135",
+        "auto.commit.interval.ms": 0,
+    }
+    with caplog.at_level(logging.WARNING):
+        settings = client_settings(given, OF_CONSUMER)
+    assert settings.sdk == {
+        "max_poll_interval_ms": 3_600_000,
+        "fetch_max_bytes": 64 << 20,
+        "auto_commit_interval_ms": 86_400_000,
+    }
+    assert "name=max.poll.interval.ms value=86400000: used value=3600000" in caplog.text
+
+
+def test_a_refused_secret_is_not_shown() -> None:
+    """The text of a refused setting names it, and never repeats a password."""
+    for name in ("ssl.key.password", "sasl.jaas.config", "ssl.keystore.password"):
+        with pytest.raises(KafkaException) as caught:
+            client_settings({name: "hunter2"}, OF_PRODUCER)
+        assert name in str(caught.value)
+        assert "hunter2" not in str(caught.value)
 
 
 def test_keywords_and_topic_settings_are_read() -> None:
@@ -653,9 +679,13 @@ def test_settings_without_a_meaning_are_logged(caplog: pytest.LogCaptureFixture)
 
 def test_security_settings() -> None:
     """TLS makes https URLs; SASL's PLAIN and OAUTHBEARER become HTTP credentials."""
-    files = {"ssl.ca.location": "/ca", "bootstrap.servers": "h:1,https://i:2"}
+    files = {"ssl.ca.location": "/ca", "bootstrap.servers": "h:1,https://i:2, PLAINTEXT://j:3"}
     settings = client_settings({"security.protocol": "SSL", **files}, OF_PRODUCER)
-    assert settings.sdk["bootstrap_servers"] == ["https://h:1", "https://i:2"]
+    assert settings.sdk["bootstrap_servers"] == [
+        "https://h:1",
+        "https://i:2",
+        "http://j:3",
+    ]
     assert settings.sdk["security"].ca == "/ca"
     plain = {
         "security.protocol": "sasl_plaintext",

@@ -12,7 +12,9 @@ Differences from confluent-kafka:
 
 from __future__ import annotations
 
+import logging
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -77,6 +79,7 @@ from http_api.client.sdk import admin_resources, record_types
 
 K = TypeVar("K")
 T = TypeVar("T")
+_log = logging.getLogger("quorumlog.compat")
 
 NO_EPOCH: Final = -1
 NO_TIMESTAMP: Final = -1
@@ -120,7 +123,10 @@ class AdminClient:
             self._sdk = AdminDoor(None, **settings.sdk)
         if settings.logger is not None:
             self._sdk.use_logger(settings.logger)
+        for name in settings.callbacks:
+            _log.warning("setting without effect name=%s: an admin client has no callbacks", name)
         self._executor = ThreadPoolExecutor(1, "quorumlog-confluent-admin")
+        weakref.finalize(self, self._sdk.close)
 
     def __enter__(self) -> Self:
         return self

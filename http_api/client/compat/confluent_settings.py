@@ -16,8 +16,14 @@ from typing import Any, Final
 
 from http_api.client.compat.confluent_errors import argument_error
 from http_api.client.network import ClientSecurity
+from http_api.client.sdk.consumer_settings import (
+    BYTES_LEAST,
+    HOUR_MS,
+    POLL_BYTES_MAX,
+    WAIT_MS_MAX,
+)
+from http_api.client.sdk.settings import DAY_MS
 
-DAY_MS: Final = 86_400_000
 KIB: Final = 1_024
 IN_FLIGHT_MAX: Final = 5
 MESSAGES_MAX: Final = 100_000
@@ -104,6 +110,27 @@ OF_CONSUMER: Final = {
     "group.remote.assignor": "assignor",
     "isolation.level": "isolation_level",
 }
+LIMITS: Final = {
+    "linger_ms": (0, DAY_MS),
+    "batch_size": (1, 8 << 20),
+    "buffer_memory": (1 << 16, 1 << 40),
+    "delivery_timeout_ms": (1, DAY_MS),
+    "max_in_flight": (1, IN_FLIGHT_MAX),
+    "retry_backoff_ms": (0, DAY_MS),
+    "retry_backoff_max_ms": (0, DAY_MS),
+    "request_timeout_ms": (1, DAY_MS),
+    "connect_timeout_ms": (1, DAY_MS),
+    "metadata_max_age_ms": (1, DAY_MS),
+    "auto_commit_interval_ms": (1, DAY_MS),
+    "session_timeout_ms": (1_000, HOUR_MS),
+    "max_poll_interval_ms": (1, HOUR_MS),
+    "fetch_min_bytes": (1, POLL_BYTES_MAX),
+    "fetch_max_wait_ms": (1, WAIT_MS_MAX),
+    "fetch_max_bytes": (BYTES_LEAST, POLL_BYTES_MAX),
+    "max_partition_fetch_bytes": (BYTES_LEAST, POLL_BYTES_MAX),
+    "queued_max_bytes": (BYTES_LEAST, 1 << 40),
+}
+"""Bounds of the SDK's settings that only decide how fast or how long; others are an error."""
 WITHOUT_EFFECT: Final = frozenset(
     {
         "api.version.fallback.ms",
@@ -290,11 +317,11 @@ def client_settings(given: Mapping[str, Any], names: Mapping[str, str]) -> Clien
         elif name in _KEYWORDS:
             _take_own(settings, name, value)
         elif name in REFUSED:
-            raise _refusal(name, value, REFUSED[name])
+            raise _refusal(name, REFUSED[name])
         elif name.startswith(_SECURITY):
             continue
         elif name in WITHOUT_EFFECT or name in others:
-            _log.warning("setting without effect name=%s value=%r", name, value)
+            _log.warning("setting without effect name=%s", name)
         else:
             raise _unknown(name, known)
     _take_security(settings, given)
@@ -303,8 +330,9 @@ def client_settings(given: Mapping[str, Any], names: Mapping[str, str]) -> Clien
     return settings
 
 
-def _refusal(name: str, value: object, reason: str) -> Exception:
-    return argument_error(f"setting {name}={value!r} is not supported: {reason}")
+def _refusal(name: str, reason: str) -> Exception:
+    """Return the exception for a setting; its value may be a secret, and is not shown."""
+    return argument_error(f"setting {name} is not supported: {reason}")
 
 
 def _unknown(name: str, known: Mapping[str, str]) -> Exception:
@@ -317,14 +345,13 @@ def _unknown(name: str, known: Mapping[str, str]) -> Exception:
 
 def _value_of(target: str, name: str, value: Any) -> Any:
     """Return a setting's value in the SDK's unit and words."""
-    if target in {"buffer_memory", "queued_max_bytes"}:
-        return _integer(name, value) * KIB
-    if target == "delivery_timeout_ms":
-        return min(_integer(name, value) or DAY_MS, DAY_MS)  # 0 stands for no limit
-    if target == "max_in_flight":
-        return min(_integer(name, value), IN_FLIGHT_MAX)
-    if target == "linger_ms":
-        return round(float(value))
+    if target in LIMITS:
+        number = round(float(value)) if target == "linger_ms" else _integer(name, value)
+        if target in {"buffer_memory", "queued_max_bytes"}:
+            number *= KIB
+        if number == 0 and target in {"delivery_timeout_ms", "auto_commit_interval_ms"}:
+            number = DAY_MS  # 0 stands for no limit, and for no automatic commit
+        return _limited(target, name, number)
     if target == "auto_offset_reset":
         return _word(name, value, _RESETS)
     if target == "assignor":
@@ -332,6 +359,15 @@ def _value_of(target: str, name: str, value: Any) -> Any:
     if target == "acks":
         return str(value)
     return value
+
+
+def _limited(target: str, name: str, number: int) -> int:
+    """Return the nearest number that the SDK takes; librdkafka's bounds are wider."""
+    least, most = LIMITS[target]
+    nearest = min(max(number, least), most)
+    if nearest != number and target != "max_in_flight":  # whose default there is a million
+        _log.warning("setting name=%s value=%d: used value=%d", name, number, nearest)
+    return nearest
 
 
 def _integer(name: str, value: Any) -> int:
@@ -360,7 +396,7 @@ def _take_own(settings: ClientSettings, name: str, value: Any) -> None:
     """Take a setting that the adapter honours itself."""
     if name == "partitioner":
         if value not in PARTITIONERS:
-            raise _refusal(name, value, "keys land by crc32: leave it out, or pass partition=")
+            raise _refusal(name, f"{value!r}: keys land by crc32; leave it out, or pass partition=")
     elif name == "queue.buffering.max.messages":
         settings.messages_max = _integer(name, value) or (1 << 31)
     elif name == "delivery.report.only.error":
@@ -398,29 +434,36 @@ def _take_security(settings: ClientSettings, given: Mapping[str, Any]) -> None:
         "sasl.oauthbearer.config",
         *WITHOUT_EFFECT,
     }
-    for name, value in given.items():
+    for name in given:
         if name.startswith(_SECURITY) and name not in allowed:
-            raise _refusal(name, value if "pass" not in name else "…", "see the docstring")
+            raise _refusal(name, "use PEM files, and PLAIN or OAUTHBEARER with oauth_cb")
     if not _flag("", given.get("enable.ssl.certificate.verification", True)):
-        raise _refusal("enable.ssl.certificate.verification", False, "always verified")
+        raise _refusal("enable.ssl.certificate.verification", "certificates are verified")
     if given.get("ssl.endpoint.identification.algorithm", "https") != "https":
-        raise _refusal("ssl.endpoint.identification.algorithm", "none", "always https")
+        raise _refusal("ssl.endpoint.identification.algorithm", "it is always https")
+    servers = settings.sdk.get(_LIST)
+    if servers is not None:
+        is_tls = protocol.endswith("ssl")
+        names = str(servers).split(",")
+        settings.sdk[_LIST] = [_url(one.strip(), is_tls=is_tls) for one in names if one.strip()]
     if protocol.endswith("ssl"):
         settings.sdk["security"] = ClientSecurity(
             ca=given.get("ssl.ca.location"),
             certificate=given.get("ssl.certificate.location"),
             key=given.get("ssl.key.location"),
         )
-        servers = settings.sdk.get(_LIST)
-        if servers is not None:
-            settings.sdk[_LIST] = [_https(one) for one in str(servers).split(",") if one.strip()]
     if protocol.startswith("sasl"):
         settings.credentials = _credentials(settings, given)
         settings.sdk["headers"] = settings.credentials.headers
 
 
-def _https(server: str) -> str:
-    return server.strip() if "://" in server else f"https://{server.strip()}"
+def _url(server: str, *, is_tls: bool) -> str:
+    """Return a broker's URL; ``server`` may begin with a protocol, as librdkafka takes it."""
+    protocol, _, address = server.rpartition("://")
+    if protocol.lower() in {"http", "https"}:
+        return server
+    is_tls = protocol.lower().endswith("ssl") if protocol else is_tls
+    return f"{'https' if is_tls else 'http'}://{address}"
 
 
 def _credentials(settings: ClientSettings, given: Mapping[str, Any]) -> Credentials:
@@ -433,8 +476,8 @@ def _credentials(settings: ClientSettings, given: Mapping[str, Any]) -> Credenti
     oauth = settings.callbacks.pop("oauth_cb", None)
     if mechanism == "OAUTHBEARER" and oauth is not None:
         return Credentials(oauth=oauth, oauth_config=str(given.get("sasl.oauthbearer.config", "")))
-    reason = "use PLAIN, or OAUTHBEARER with oauth_cb"
-    raise _refusal("sasl.mechanisms", mechanism, reason)
+    reason = f"{mechanism}: use PLAIN, or OAUTHBEARER with oauth_cb"
+    raise _refusal("sasl.mechanisms", reason)
 
 
 def stats_json(kind: str, client_id: str | None, time_ms: int, metrics: Mapping[str, Any]) -> str:
