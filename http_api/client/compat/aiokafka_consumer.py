@@ -214,7 +214,11 @@ class AIOKafkaConsumer:
             await self._client.close()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
         return self
 
     async def __aexit__(

@@ -327,7 +327,11 @@ class AIOKafkaProducer:
         _refuse("send_offsets_to_transaction")
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
         return self
 
     async def __aexit__(
