@@ -58,10 +58,13 @@ Serializer = Callable[[Any], "bytes | None"]
 Partitioner = Callable[["bytes | None", "list[int]", "list[int]"], int]
 Sent = asyncio.Future[RecordMetadata]
 
+_now_ms: Final = SystemClock().wall_ms
 _missing: Final = object()
 """Stands for ``acks`` that a program does not set."""
 COMPRESSIONS: Final = ("gzip", "snappy", "lz4", "zstd", None)
 BATCH_BYTES: Final = 262_144
+LINGER_MS_MIN: Final = 1
+"""Shortest wait of a batch: without one, records that are sent at once would be a batch each."""
 _SIZE_MARGIN: Final = 128
 """Bytes within which the size of a record is counted exactly."""
 
@@ -200,39 +203,20 @@ class AIOKafkaProducer:
         self._check_size(key, value, headers or ())
         if partition is not None or self._chooses:
             await self._check_partition(topic, partition)
-        if timestamp_ms is None:
-            timestamp_ms = SystemClock().wall_ms()
         future: Sent = self._loop.create_future()
-        await self._produce(topic, value, key, partition, timestamp_ms, headers or None, future)
-        return future
-
-    async def _produce(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        partition: int | None,
-        timestamp_ms: int,
-        headers: Headers | None,
-        outcome: Sent | _BatchOutcome,
-    ) -> None:
-        settle = partial(_settle, outcome) if isinstance(outcome, asyncio.Future) else outcome
         try:
             await self._producer.produce(
                 topic,
                 value,
                 key,
                 partition,
-                headers=headers,
-                timestamp=timestamp_ms,
-                on_delivery=settle,
+                headers=headers or None,
+                timestamp=_now_ms() if timestamp_ms is None else timestamp_ms,
+                on_delivery=partial(_settle, future),
             )
-        except InvalidRecordError as error:
-            raise (error.__cause__ or TypeError(str(error))) from error
-        except ClosedError:
-            raise ProducerClosed from None
         except QuorumlogError as error:
-            raise kafka_error(error) from error
+            raise _produce_error(error) from error
+        return future
 
     async def send_and_wait(
         self,
@@ -248,8 +232,10 @@ class AIOKafkaProducer:
         return await future
 
     def _check_size(self, key: bytes | None, value: bytes | None, headers: Headers) -> None:
-        checked_bytes(key)
-        checked_bytes(value)
+        if type(value) is not bytes:
+            checked_bytes(value)
+        if type(key) is not bytes:
+            checked_bytes(key)
         size = len(key or b"") + len(value or b"")
         if size + _SIZE_MARGIN <= self._max_request_size and not headers:
             return
@@ -293,11 +279,19 @@ class AIOKafkaProducer:
             raise IllegalArgumentError(msg)
         await self._check_partition(topic, partition)
         outcome = _BatchOutcome(self._loop.create_future(), len(batch.records))
-        for one in batch.records:
-            headers = one.headers or None
-            await self._produce(
-                topic, one.value, one.key, partition, one.timestamp_ms, headers, outcome
-            )
+        try:
+            for one in batch.records:
+                await self._producer.produce(
+                    topic,
+                    one.value,
+                    one.key,
+                    partition,
+                    headers=one.headers or None,
+                    timestamp=one.timestamp_ms,
+                    on_delivery=outcome,
+                )
+        except QuorumlogError as error:
+            raise _produce_error(error) from error
         return outcome.future
 
     # transactions
@@ -360,6 +354,13 @@ class _BatchOutcome:
             _settle(self.future, self._error, self._first)
 
 
+def _produce_error(error: QuorumlogError) -> BaseException:
+    """Return the error that the library, or the program's partitioner, would raise."""
+    if isinstance(error, InvalidRecordError):
+        return error.__cause__ or TypeError(str(error))
+    return ProducerClosed() if isinstance(error, ClosedError) else kafka_error(error)
+
+
 def _settle(future: Sent, error: QuorumlogError | None, receipt: Receipt) -> None:
     if future.done():  # cancelled by the program
         return
@@ -408,10 +409,8 @@ def producer_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "acks": "all" if acks is _missing else acks,
         "batch_size": min(max(given["max_batch_size"], BATCH_BYTES), 8 << 20),
-        "linger_ms": given["linger_ms"],
+        "linger_ms": max(given["linger_ms"], LINGER_MS_MIN),
         "delivery_timeout_ms": given["request_timeout_ms"],
         "max_block_ms": given["request_timeout_ms"],
         "retry_backoff_ms": given["retry_backoff_ms"],
-        "key_format": "binary",
-        "value_format": "binary",
     }
