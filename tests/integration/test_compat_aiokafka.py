@@ -223,7 +223,7 @@ async def test_batches(cluster: LiveCluster) -> None:
             assert (await future).offset == offset
             offset += count
         assert offset == 200
-        assert len(sent) > 5
+        assert len(sent) == 5
         with pytest.raises(AssertionError, match="Unrecognized partition"):
             await producer.send_batch(batch, "batches", partition=2)
     async with new_consumer(cluster, "batches") as consumer:
@@ -410,7 +410,7 @@ async def test_commits_of_a_group(cluster: LiveCluster) -> None:
         assert (await consumer.getone()).offset == 7
         with pytest.raises(IllegalStateError):
             await consumer.commit({TopicPartition("commits", 4): 1})
-        with pytest.raises(ValueError, match="{}"):
+        with pytest.raises(ValueError, match=r"\{\}"):
             await consumer.commit({})
     async with new_consumer(cluster, "commits", **options) as consumer:
         assert (await consumer.getone()).offset == 7
@@ -424,11 +424,15 @@ async def test_automatic_commits(cluster: LiveCluster) -> None:
     await consumer.start()
     assert (await consumer.getone()).offset == 0
     await consumer.stop()
-    with pytest.raises(KeyError):
+
+    async def fail() -> None:
         async with new_consumer(cluster, "auto", group_id="auto") as consumer:
             assert (await consumer.getone()).offset == 1
             assert (await consumer.getone()).offset == 2
             raise KeyError
+
+    with pytest.raises(KeyError):
+        await fail()
     async with new_consumer(cluster, "auto", group_id="auto") as consumer:
         assert (await consumer.getone()).offset == 2
 
@@ -461,8 +465,7 @@ async def test_listeners_get_all_partitions(cluster: LiveCluster) -> None:
     listener = Recorder(first)
     async with first:
         first.subscribe(topics=["listen"], listener=listener)
-        while not first.assignment():  # the join goes on in the background
-            await asyncio.sleep(0.01)
+        await cluster.until(lambda: len(listener.calls) == 2, "it joins in the background")
         assert first.subscription() == {"listen"}
         assert await first.getmany(timeout_ms=10) == {}
         assert listener.calls == [("revoked", set()), ("assigned", tps)]

@@ -196,11 +196,7 @@ class AIOKafkaProducer:
         assert value is not None or key is not None, "Need at least one: key or value"
         if self._is_stopped or not self._is_started:
             self._check_running()
-        if self._key_serializer is not None:
-            key = self._key_serializer(key)
-        if self._value_serializer is not None:
-            value = self._value_serializer(value)
-        self._check_size(key, value, headers or ())
+        key, value = self._serialized(key, value, headers)
         if partition is not None or self._chooses:
             await self._check_partition(topic, partition)
         future: Sent = self._loop.create_future()
@@ -227,22 +223,52 @@ class AIOKafkaProducer:
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> RecordMetadata:
-        """Write a record and return its metadata; raises `KafkaError` if it was not written."""
-        future = await self.send(topic, value, key, partition, timestamp_ms, headers)
-        return await future
+        """Write a record and return its metadata; raises `KafkaError` if it was not written.
 
-    def _check_size(self, key: bytes | None, value: bytes | None, headers: Headers) -> None:
+        While no other record is on its way it is sent at once, else with the others. Raises what
+        `send` raises, too.
+        """
+        if len(self._producer):
+            future = await self.send(topic, value, key, partition, timestamp_ms, headers)
+            return await future
+        assert value is not None or key is not None, "Need at least one: key or value"
+        self._check_running()
+        key, value = self._serialized(key, value, headers)
+        if partition is not None or self._chooses:
+            await self._check_partition(topic, partition)
+        try:
+            receipt = await self._producer.send(
+                topic,
+                value,
+                key,
+                partition,
+                headers=headers or None,
+                timestamp=_now_ms() if timestamp_ms is None else timestamp_ms,
+            )
+        except QuorumlogError as error:
+            raise _produce_error(error) from error
+        return _metadata(receipt)
+
+    def _serialized(
+        self, key: Any, value: Any, headers: Headers | None
+    ) -> tuple[bytes | None, bytes | None]:
+        """Return key and value as bytes; raise TypeError or MessageSizeTooLargeError."""
+        if self._key_serializer is not None:
+            key = self._key_serializer(key)
+        if self._value_serializer is not None:
+            value = self._value_serializer(value)
         if type(value) is not bytes:
             checked_bytes(value)
         if type(key) is not bytes:
             checked_bytes(key)
         size = len(key or b"") + len(value or b"")
-        if size + _SIZE_MARGIN <= self._max_request_size and not headers:
-            return
-        size = BATCH_HEADER_BYTES + RECORD_OVERHEAD_BYTES + content_bytes(key, value, headers)
-        if size > self._max_request_size:
-            msg = f"the message is {size} bytes, more than max_request_size"
-            raise MessageSizeTooLargeError(msg)
+        if size + _SIZE_MARGIN > self._max_request_size or headers:
+            size = BATCH_HEADER_BYTES + RECORD_OVERHEAD_BYTES
+            size += content_bytes(key, value, headers or ())
+            if size > self._max_request_size:
+                msg = f"the message is {size} bytes, more than max_request_size"
+                raise MessageSizeTooLargeError(msg)
+        return key, value
 
     async def _check_partition(self, topic: str, partition: int | None) -> None:
         """Learn the number of partitions; raise AssertionError for one that is not there."""
@@ -366,13 +392,15 @@ def _settle(future: Sent, error: QuorumlogError | None, receipt: Receipt) -> Non
         return
     if error is not None:
         future.set_exception(kafka_error(error))
-        return
+    else:
+        future.set_result(_metadata(receipt))
+
+
+def _metadata(receipt: Receipt) -> RecordMetadata:
     topic, partition = receipt.topic, receipt.partition
     place = TopicPartition(topic, partition)
-    future.set_result(
-        RecordMetadata(
-            topic, partition, place, receipt.offset, receipt.timestamp, CREATE_TIME, None
-        )
+    return RecordMetadata(
+        topic, partition, place, receipt.offset, receipt.timestamp, CREATE_TIME, None
     )
 
 
