@@ -29,10 +29,8 @@ from http_api.client.compat.aiokafka_batches import (
 )
 from http_api.client.compat.aiokafka_consumer import consumer_settings
 from http_api.client.compat.aiokafka_errors import kafka_error
-from http_api.client.compat.aiokafka_reader import BytesDecoder
 from http_api.client.compat.aiokafka_settings import common_settings
 from http_api.client.network import ClientSecurity
-from http_api.client.sdk.page_decoding import PageDecoder
 from quorumlog.compat.aiokafka import AIOKafkaConsumer, AIOKafkaProducer, errors
 from quorumlog.compat.aiokafka.abc import AbstractTokenProvider
 from quorumlog.compat.aiokafka.helpers import create_ssl_context
@@ -256,28 +254,6 @@ def test_texts_of_errors() -> None:
     number = errors.NotEnoughReplicasError("few")
     assert str(number) == "[Error 19] NotEnoughReplicasError: few"
     assert issubclass(errors.CommitFailedError, errors.KafkaError)
-
-
-BINARY = (
-    b'{"batch":{"count":2,"timestamp":5,"key_format":"json","value_format":"binary"}}\n'
-    b'{"offset":0,"value":"AQI="}\n'
-    b'{"offset":1,"value":null,"timestamp":7,"headers":[{"key":"h","value":"AQ=="}]}\n'
-)
-KEYED = BINARY.replace(b'0,"value"', b'0,"key":{"a": 1},"value"')
-TEXTS = (
-    b'{"batch":{"count":1,"timestamp":5,"key_format":"binary","value_format":"string"}}\n'
-    b'{"offset":2,"key":"AQ==","value":"text"}\n'
-)
-BROKEN = BINARY.replace(b'"AQI="', b'"A!"')
-
-
-@pytest.mark.parametrize("body", [BINARY, KEYED, TEXTS, BINARY + TEXTS, BROKEN])
-def test_the_quick_decoder_returns_the_same(body: bytes) -> None:
-    """Pages of bytes, of other formats, of both, and damaged ones are the bytes view in each."""
-    expected = PageDecoder("bytes", "bytes").decode("t", 0, body)
-    assert BytesDecoder().decode("t", 0, body) == expected
-    if body is KEYED:
-        assert expected.records[0].key == b'{"a": 1}'
 
 
 async def test_a_token_provider_can_be_written() -> None:

@@ -20,14 +20,11 @@ from http_api.client.consumer import offset_at
 from http_api.client.polling import PolledPage
 from http_api.client.sdk.async_consumer import AsyncConsumer
 from http_api.client.sdk.consumer_base import AnyRecord, RunCallback, UserSteps, WaitUntil
-from http_api.client.sdk.consumer_settings import AS_STORED
-from http_api.client.sdk.page_decoding import DecodedPage, PageDecoder
 from http_api.client.sdk.positions import LogPosition, PartitionState
 from http_api.client.sdk.record_types import TopicPartition
 from raft_metadata.common.clock import SystemClock
 
 JOIN_SLICE_S: Final = 0.5
-_HAS_BYTES: Final = b'"value_format":"binary"'
 
 
 @dataclass(slots=True)
@@ -40,26 +37,6 @@ class _AsidePage:
     """Version of the partition's state: after a seek the page is of no use."""
 
 
-class BytesDecoder(PageDecoder):
-    """Decodes pages to bytes: those that hold bytes only by the quick way, with the same result."""
-
-    def __init__(self) -> None:
-        super().__init__(AS_STORED, AS_STORED)
-        self._quick = PageDecoder()
-
-    @override
-    def decode(self, topic: str, partition: int, body: bytes) -> DecodedPage:
-        if _HAS_BYTES in body:
-            page = self._quick.decode(topic, partition, body)
-            if not page.unreadable and all(
-                (one.key is None or type(one.key) is bytes)
-                and (one.value is None or type(one.value) is bytes)
-                for one in page.records
-            ):
-                return page
-        return super().decode(topic, partition, body)
-
-
 class PartitionReader(AsyncConsumer[Any, Any]):
     """An `AsyncConsumer` of bytes for one adapter."""
 
@@ -67,7 +44,6 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         """``on_rebalanced`` runs behind each rebalance, and may be a coroutine."""
         super().__init__(settings)
         self._on_rebalanced = on_rebalanced
-        self._decoder = BytesDecoder()
         self._wanted: frozenset[Place] | None = None
         """Partitions to return records of; None: all."""
         self._aside: list[_AsidePage] = []
