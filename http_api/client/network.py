@@ -80,6 +80,8 @@ class ClientSecurity:
     password_file: str | None = None
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
+    context: ssl.SSLContext | None = field(default=None, repr=False)
+    """TLS settings as they are, in place of ``ca``, ``certificate`` and ``key``."""
 
     def __post_init__(self) -> None:
         """Refuse contradictions with a `ConfigError`."""
@@ -95,6 +97,8 @@ class ClientSecurity:
             msg = "security: expected one of user, token and token_file"
         elif (self.certificate is None) != (self.key is None):
             msg = "security: certificate and key are used together"
+        elif self.context is not None and (self.ca, self.certificate) != (None, None):
+            msg = "security: context takes the place of ca, certificate and key"
         elif self.token is not None and not _is_token(self.token):
             msg = "security: token: expected ASCII characters without spaces"
         else:
@@ -220,6 +224,8 @@ class ClientNetwork:
             import ssl
 
             security = self.security or ClientSecurity()
+            if security.context is not None:
+                return security.context
             name = f"ca={security.ca!r}"
             try:
                 context = ssl.create_default_context(cafile=security.ca)

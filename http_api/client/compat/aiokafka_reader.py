@@ -1,0 +1,196 @@
+"""The `AsyncConsumer` below an `AIOKafkaConsumer`, with what the library shows beyond ours.
+
+It reads of chosen partitions only, waits for a first assignment, looks up records by time, and
+lets several tasks call it: `AIOKafkaConsumer` orders those calls that exclude each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from typing_extensions import override
+
+from http_api.client.calls import Answer, Call, Place
+from http_api.client.client_errors import QuorumlogError
+from http_api.client.consumer import offset_at
+from http_api.client.polling import PolledPage
+from http_api.client.sdk.async_consumer import AsyncConsumer
+from http_api.client.sdk.consumer_base import AnyRecord, RunCallback, UserSteps, WaitUntil
+from http_api.client.sdk.positions import LogPosition, PartitionState
+from http_api.client.sdk.record_types import TopicPartition
+from raft_metadata.common.clock import SystemClock
+
+JOIN_SLICE_S: Final = 0.5
+
+
+@dataclass(slots=True)
+class _AsidePage:
+    """A decoded page of a partition that is not read from now, with its rest."""
+
+    page: tuple[PartitionState, LogPosition, QuorumlogError | None]
+    records: Iterator[AnyRecord]
+    version: int
+    """Version of the partition's state: after a seek the page is of no use."""
+
+
+class PartitionReader(AsyncConsumer[Any, Any]):
+    """An `AsyncConsumer` of bytes for one adapter."""
+
+    def __init__(self, on_rebalanced: Callable[[], Any], settings: Mapping[str, Any]) -> None:
+        """``on_rebalanced`` runs behind each rebalance, and may be a coroutine."""
+        super().__init__(settings)
+        self._on_rebalanced = on_rebalanced
+        self._wanted: frozenset[Place] | None = None
+        """Partitions to return records of; None: all."""
+        self._aside: list[_AsidePage] = []
+        self._seen_ms: dict[Place, int] = {}
+        """Time of the last page of each partition."""
+
+    @override
+    def _enter(self, user: object) -> None:
+        self._context.check_open()  # the adapter decides which calls may overlap
+
+    # reading
+
+    def take_ready(self) -> AnyRecord | None:
+        """Return the next record of the present page, without waiting; None: go the long way."""
+        now_s = time.monotonic()
+        if now_s < self._due_s and self._wanted is None:
+            record = next(self._records, None)
+            if record is not None:
+                self._polled_s = now_s
+                self._last = record
+            return record
+        return None
+
+    def take_ready_page(self, most: int) -> list[AnyRecord]:
+        """Return the rest of the present page, without waiting; []: go the long way."""
+        now_s = time.monotonic()
+        if now_s < self._due_s and self._wanted is None:
+            records = list(islice(self._records, most))
+            if records:
+                self._polled_s = now_s
+                self._last, self._last_batch = records[-1], records
+            return records
+        return []
+
+    def select(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Return records of these partitions only, from the next call on; none: of all."""
+        self._wanted = frozenset(partitions) or None
+        page = self._page
+        if page is not None and not self._wants(page[0].place):
+            self._settle()
+            self._aside.append(_AsidePage(page, self._records, page[0].version))
+            self._page, self._records, self._last, self._last_batch = None, iter(()), None, ()
+
+    def _wants(self, place: Place) -> bool:
+        return self._wanted is None or place in self._wanted
+
+    @override
+    def _next_page(self) -> bool:
+        if self._aside and self._open_aside():
+            return True
+        if self._wanted is None:
+            return super()._next_page()
+        states = self._work.positions.states
+        others = [one for one in states.values() if not self._wants(one.place)]
+        others = [one for one in others if not one.is_paused]
+        for state in others:  # their pages wait for their turn
+            state.is_paused = True
+        try:
+            return super()._next_page()
+        finally:
+            for state in others:
+                state.is_paused = False
+
+    def _open_aside(self) -> bool:
+        for one in list(self._aside):
+            state = one.page[0]
+            is_current = self._work.positions.states.get(state.place) is state
+            if not is_current or state.version != one.version:
+                self._aside.remove(one)
+            elif self._wants(state.place) and not state.is_paused:
+                self._aside.remove(one)
+                self._page, self._records = one.page, one.records
+                return True
+        return False
+
+    @override
+    def _open_page(self, state: PartitionState, page: PolledPage) -> None:
+        self._seen_ms[state.place] = SystemClock().wall_ms()
+        super()._open_page(state, page)
+
+    @override
+    def _has_something(self) -> bool:
+        if self._wanted is None and not self._aside:
+            return super()._has_something()
+        has_page = any(
+            state.pages and not state.is_paused and self._wants(state.place)
+            for state in self._work.positions.states.values()
+        )
+        is_waited_for = any(self._wants(one.page[0].place) for one in self._aside)
+        is_attended = self._is_woken or self._work.has_news
+        has_error = self._work.positions.take_error() is not None
+        return is_attended or has_page or is_waited_for or has_error
+
+    # assignment
+
+    @override
+    def _rebalance_steps(self) -> UserSteps[None]:
+        has_change = self._work.membership.has_change
+        yield from super()._rebalance_steps()
+        if has_change:
+            yield RunCallback(self._on_rebalanced, (), is_guarded=False)
+
+    async def join(self) -> None:
+        """Wait until the group has answered, and what it assigns is taken.
+
+        Raises:
+            WakeupError: `wakeup` was called.
+            QuorumlogError: The group refuses this member.
+        """
+        await self._do(self._join_steps())
+
+    def _join_steps(self) -> UserSteps[None]:
+        member = self._work.membership
+        while member.subscription is not None and (member.epoch is None or member.has_change):
+            yield from self._attend_steps()
+            yield WaitUntil(lambda: self._is_woken or self._work.has_news, JOIN_SLICE_S)
+
+    # questions
+
+    def paused_places(self) -> set[Place]:
+        """Return the assigned partitions that are paused."""
+        states = self._work.positions.states.values()
+        return {state.place for state in states if state.is_paused}
+
+    def high_watermark(self, place: Place) -> int | None:
+        """Return the high watermark of the last answer about a partition; None: none yet."""
+        state = self._work.positions.states.get(place)
+        return None if state is None else state.high_watermark
+
+    def seen_ms(self, place: Place) -> int | None:
+        """Return the time at which the last page of a partition was opened; None: none was."""
+        return self._seen_ms.get(place)
+
+    async def record_at(
+        self, place: Place, timestamp_ms: int, timeout: float | None = None
+    ) -> tuple[int, int] | None:
+        """Return offset and timestamp of the first record at or after a time; None: none is."""
+        request = offset_at(*place, timestamp_ms).request
+        call = Call(request, _first_place)
+        return await self._ask(self._work.run_call(call, self._retry_s(timeout)))
+
+
+def _first_place(answer: Answer) -> tuple[int, int] | None:
+    records = answer.json()
+    return (int(records[0]["offset"]), int(records[0]["timestamp"])) if records else None
+
+
+def sdk_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
+    """Return the library's partitions as those of our classes."""
+    return [TopicPartition(topic, partition) for topic, partition in partitions]
