@@ -176,7 +176,7 @@ class ConfigResource:
         self.configs = described_configs
         self.error = error
 
-    def set_config(self, name: str, value: str, overwrite: bool = True) -> None:  # noqa: FBT001, FBT002 its name
+    def set_config(self, name: str, value: str, overwrite: bool = True) -> None:
         """Set a config for `AdminClient.alter_configs`, unless it is set and may not be."""
         if overwrite or name not in self.set_config_dict:
             self.set_config_dict[name] = value

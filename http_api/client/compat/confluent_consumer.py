@@ -533,7 +533,7 @@ class Consumer:
         self,
         message: Message | None = None,
         offsets: list[TopicPartition] | None = None,
-        asynchronous: bool = True,  # noqa: FBT001, FBT002 confluent-kafka's signature
+        asynchronous: bool = True,
     ) -> list[TopicPartition] | None:
         """Commit behind a message, at offsets, or behind all that was returned.
 
@@ -646,7 +646,7 @@ class Consumer:
         self,
         partition: TopicPartition,
         timeout: float | None = -1,
-        cached: bool = False,  # noqa: FBT001, FBT002 confluent-kafka's signature
+        cached: bool = False,
     ) -> tuple[int, int] | None:
         """Return the first offset of a partition's log and its high watermark.
 

@@ -218,9 +218,9 @@ class KafkaError:
         self,
         error: int,
         reason: text | None = None,
-        fatal: bool = False,  # noqa: FBT001, FBT002 confluent-kafka's signature
-        retriable: bool = False,  # noqa: FBT001, FBT002
-        txn_requires_abort: bool = False,  # noqa: FBT001, FBT002
+        fatal: bool = False,
+        retriable: bool = False,
+        txn_requires_abort: bool = False,
     ) -> None:
         given: object = reason
         if given is not None and not isinstance(given, text):
@@ -515,15 +515,15 @@ _TEXTS: Final = {
 }
 
 
-class KafkaException(Exception):  # noqa: N818 confluent-kafka's name
+class KafkaException(Exception):
     """Raised by every class; ``args[0]`` is the `KafkaError`."""
 
 
-class IllegalStateException(RuntimeError):  # noqa: N818
+class IllegalStateException(RuntimeError):
     """A share consumer is used in a state that forbids it."""
 
 
-class ConcurrentModificationException(RuntimeError):  # noqa: N818
+class ConcurrentModificationException(RuntimeError):
     """A consumer is used by two threads at once."""
 
 

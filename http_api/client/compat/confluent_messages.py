@@ -164,7 +164,7 @@ class Message(Generic[K, V]):
 
     __slots__ = ("failure", "latency_s", "record")
 
-    def __init__(  # noqa: PLR0913, PLR0917 confluent-kafka's signature
+    def __init__(  # noqa: PLR0917 confluent-kafka's signature
         self,
         topic: str | None = None,
         partition: int | None = None,

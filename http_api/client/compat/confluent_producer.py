@@ -430,9 +430,9 @@ class Producer:
 
     def purge(
         self,
-        in_queue: bool = True,  # noqa: FBT001, FBT002 confluent-kafka's signature
-        in_flight: bool = True,  # noqa: FBT001, FBT002
-        blocking: bool = True,  # noqa: FBT001, FBT002
+        in_queue: bool = True,
+        in_flight: bool = True,
+        blocking: bool = True,
     ) -> None:
         """Fail the messages that wait; their reports, with ``_PURGE_…``, come from `poll`.
 

@@ -91,7 +91,7 @@ class SerializerBuilder:
     def build(
         self,
         conf: dict[str, Any],
-        is_key: bool,  # noqa: FBT001 confluent-kafka's signature
+        is_key: bool,
     ) -> tuple[Serializer, dict[str, Any]]:
         """Return the serializer, and the settings that are left for the client."""
         raise NotImplementedError
@@ -105,7 +105,7 @@ class DeserializerBuilder:
     def build(
         self,
         conf: dict[str, Any],
-        is_key: bool,  # noqa: FBT001 confluent-kafka's signature
+        is_key: bool,
     ) -> tuple[Deserializer, dict[str, Any]]:
         """Return the deserializer, and the settings that are left for the client."""
         raise NotImplementedError
