@@ -85,8 +85,26 @@ SHARED_CLASS_NAMES: dict[str, str] = {  # class → why two modules may define i
         "a kind of connection: by its hello in the peer frames, by its port in the chaos network"
     ),
     "Record": "a record that a consumer reads, and one that a run sends",
-    "TopicPartition": "a partition by names in requests, and the SDK's with an offset and an error",
+    "TopicPartition": (
+        "a partition by names in requests, the SDK's with an offset and an error, and those of "
+        "other clients' interfaces"
+    ),
     "Request": "a request of the HTTP client, and one between brokers",
+}
+_CONFLUENT = "confluent-kafka's name, which programs for it import"
+SHARED_CLASS_NAMES |= {
+    "ConfigResource": _CONFLUENT,
+    "ConfigSource": _CONFLUENT,
+    "Consumer": _CONFLUENT,
+    "ConsumerGroupDescription": _CONFLUENT,
+    "GroupMember": _CONFLUENT,
+    "KafkaError": _CONFLUENT,
+    "MemberDescription": _CONFLUENT,
+    "NewTopic": _CONFLUENT,
+    "Node": _CONFLUENT,
+    "Producer": _CONFLUENT,
+    "ResourceType": _CONFLUENT,
+    "TopicDescription": _CONFLUENT,
 }
 SHARED_FILE_NAMES: dict[str, str] = {  # "package/…/name.py" of a package → why two folders have it
     "http_api/…/consumer.py": "calls that read by offset, and the consumer of the SDK",

@@ -77,6 +77,41 @@ def test_stored_text_comes_with_its_format() -> None:
         assert [(one.key, one.value) for one in found] == [(None, stored), (stored, None)]
 
 
+HALVES = {"json": [b"null", b'{"a": 1}', b"7"], "string": [b"null", b'"x"'], "binary": [b'"QQ=="']}
+BATCHES = st.lists(
+    st.sampled_from(sorted(HALVES)).flatmap(
+        lambda key: st.sampled_from(sorted(HALVES)).flatmap(
+            lambda value: st.tuples(
+                st.just(key),
+                st.just(value),
+                st.lists(
+                    st.tuples(st.sampled_from(HALVES[key]), st.sampled_from(HALVES[value])),
+                    min_size=1,
+                    max_size=3,
+                ),
+            )
+        )
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(BATCHES)
+def test_bytes_views_are_the_same_decoded_at_once_and_one_by_one(
+    batches: list[tuple[str, str, list[tuple[bytes, bytes]]]],
+) -> None:
+    """Formats of any mix of batches give the bytes that a deserializer is given."""
+    body, offset = b"", 0
+    for key, value, rows in batches:
+        lines = [line(offset + at, two, one) for at, (one, two) in enumerate(rows)]
+        body += page(*lines, key=key, value=value, first=offset)
+        offset += len(rows)
+    at_once = PageDecoder("bytes", "bytes").decode("t", 0, body)
+    one_by_one = PageDecoder(bytes, bytes).decode("t", 0, body)
+    assert at_once == one_by_one
+
+
 def test_a_record_tells_its_place_time_headers_and_epoch() -> None:
     headers = b'"timestamp":7,"headers":[{"key":"a","value":"AQ=="},{"key":"b","value":null}],'
     body = page(line(5, b'"x"', more=headers), line(6, b"1"), value="string", first=5)

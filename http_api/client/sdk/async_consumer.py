@@ -50,6 +50,7 @@ class AsyncConsumer(ConsumerBase[K, V]):
     def __init__(
         self,
         bootstrap_servers: str | Sequence[str] | Mapping[str, object] | None = None,
+        /,
         **settings: Unpack[ConsumerKeywords],
     ) -> None:
         """Read the settings; nothing is sent before the first `subscribe` or `assign`.

@@ -26,6 +26,8 @@ Deserializer = Callable[[bytes], Any]
 _CREATE: Final = "create"
 _APPEND: Final = "append"
 _OFFSET: Final = re.compile(rb'\{"offset":(\d+)')
+_JSON_VALUES: Final = re.compile(rb'[^\n]*"value_format":"json"')
+"""A page whose first batch has JSON values, or nulls only."""
 _NULL: Final = b"null"
 
 
@@ -101,14 +103,16 @@ class PageDecoder:
         """Take deserializers; with ``joins`` that of values is not called for parts of values."""
         self._key, self._value, self._joins = key, value, joins
         self._is_auto = key is None and value is None
+        self._is_stored = key == AS_STORED and value == AS_STORED
 
     def decode(self, topic: str, partition: int, body: bytes) -> DecodedPage:
         """Return the records of a page; raises `ProtocolError` only for bytes that are no page."""
-        if self._is_auto:
+        if self._is_auto or (self._is_stored and not _JSON_VALUES.match(body)):
+            halves = _decode_formats if self._is_auto else _store_formats
             try:
-                return _decode_auto(topic, partition, body)
+                return _decode_whole(topic, partition, body, halves)
             except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
-                pass  # one line by itself can't be read
+                pass  # one line by itself can't be read, or has to be kept as text
         return self._decode_each(topic, partition, body)
 
     def _decode_each(self, topic: str, partition: int, body: bytes) -> DecodedPage:
@@ -152,7 +156,13 @@ class PageDecoder:
         return DecodedPage(records, tuple(unreadable), has_headers)
 
 
-def _decode_auto(topic: str, partition: int, body: bytes) -> DecodedPage:
+def _decode_whole(
+    topic: str,
+    partition: int,
+    body: bytes,
+    halves: Callable[[list[_PageLine], _PageBatch], None],
+) -> DecodedPage:
+    """Decode a page in one pass; ``halves`` makes keys and values of decoded JSON, in place."""
     lines = _decode_lines(body)
     records: list[Record[Any, Any]] = []
     has_headers = False
@@ -164,7 +174,7 @@ def _decode_auto(topic: str, partition: int, body: bytes) -> DecodedPage:
             raise ProtocolError(msg)
         part = lines[at + 1 : at + 1 + batch.count]
         at += 1 + batch.count
-        _decode_formats(part, batch)
+        halves(part, batch)
         time_ms, epoch = batch.timestamp, batch.leader_epoch
         records += [
             Record(topic, partition, one.offset, time_ms, _APPEND, [], one.key, one.value, epoch)
@@ -196,6 +206,23 @@ def _decode_formats(lines: list[_PageLine], batch: _PageBatch) -> None:
         for one in lines:
             if one.key is not None:
                 one.key = binascii.a2b_base64(one.key, strict_mode=True)
+
+
+def _store_formats(lines: list[_PageLine], batch: _PageBatch) -> None:
+    """Make the bytes views in place; raise `ValueError` for JSON, whose text is not there."""
+    if batch.value_format == "string":
+        for one in lines:
+            one.value = None if one.value is None else str(one.value).encode()
+    elif batch.value_format == "json" and any(one.value is not None for one in lines):
+        msg = "the bytes view of a JSON value is its text"
+        raise ValueError(msg)
+    if batch.key_format == "string":
+        for one in lines:
+            one.key = None if one.key is None else str(one.key).encode()
+    elif batch.key_format == "json" and any(one.key is not None for one in lines):
+        msg = "the bytes view of a JSON key is its text"
+        raise ValueError(msg)
+    _decode_formats(lines, batch)
 
 
 def _raw_lines(body: bytes) -> list[_RawLine]:
