@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from http_api.client.client_errors import ProtocolError
-from http_api.client.sdk.page_decoding import PageDecoder, bytes_view
+from http_api.client.sdk.page_decoding import PageDecoder, StoredText, bytes_view
 from http_api.client.sdk.part_joining import UNFINISHED_MAX, PartJoiner
 from http_api.client.sdk.record_types import Record
 
@@ -64,6 +64,17 @@ def test_binary_comes_back_as_bytes(values: list[bytes | None]) -> None:
     for decoder in (PageDecoder(), PageDecoder("bytes", "bytes")):
         found = decoder.decode("t", 0, body).records
         assert [(one.key, one.value) for one in found] == [(one, one) for one in values]
+
+
+def test_stored_text_comes_with_its_format() -> None:
+    """Nothing of it is decoded, so that numbers, spaces and escapes stay; a null is None."""
+    texts = {"json": b'{"n": 1.50}', "string": b'"\\u00fc"', "binary": b'"AP8="'}
+    decoder = PageDecoder(StoredText, StoredText)
+    for word, text in texts.items():
+        body = page(line(0, text, b"null"), line(1, b"null", text), key=word, value=word)
+        found = decoder.decode("t", 0, body).records
+        stored = StoredText(text, word)
+        assert [(one.key, one.value) for one in found] == [(None, stored), (stored, None)]
 
 
 HALVES = {"json": [b"null", b'{"a": 1}', b"7"], "string": [b"null", b'"x"'], "binary": [b'"QQ=="']}
