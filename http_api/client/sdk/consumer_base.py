@@ -54,6 +54,7 @@ from http_api.client.sdk.record_types import (
     V,
 )
 from http_api.client.sdk.steps import ATTEMPT_LEAST_S, Shell, Steps
+from raft_metadata.common.errors import Outcome
 
 if TYPE_CHECKING:
     from http_api.client.admin import TopicInfo
@@ -138,6 +139,8 @@ class ConsumerBase(Generic[K, V]):
         self._is_closing = False
         """True from the call of `close`; one in a callback is put off until the call's end."""
         self._close_timeout_s: float | None = CLOSE_S
+        self._close_until_s = math.inf
+        """Time until which commits may last while the consumer is being closed."""
         self._user: object = None
         self._depth = 0
         self._callbacks: dict[str, RebalanceCallback | None] = {}
@@ -418,7 +421,7 @@ class ConsumerBase(Generic[K, V]):
         name = "on_lost" if self._callbacks.get("on_lost") is not None else "on_revoke"
         yield from self._call_steps(name, lost)
 
-    def _revoke_steps(self, revoked: list[Place], until_s: float | None) -> UserSteps[None]:
+    def _revoke_steps(self, revoked: list[Place], until_s: float) -> UserSteps[None]:
         """Commit what was returned of partitions, run ``on_revoke``, and give them up."""
         self._drop_page(revoked)
         for place in revoked:
@@ -458,9 +461,7 @@ class ConsumerBase(Generic[K, V]):
             self._work.queue.put(AsyncCommit(of_positions(positions), callbacks, holds))
             self._work.start_commits()
 
-    def _final_commit_steps(
-        self, places: set[Place] | None, until_s: float | None
-    ) -> UserSteps[None]:
+    def _final_commit_steps(self, places: set[Place] | None, until_s: float) -> UserSteps[None]:
         """Commit what was returned, of these partitions or all, if auto-commit is on; or log."""
         if not self._config.enable_auto_commit or self._config.group_id is None:
             return
@@ -508,7 +509,9 @@ class ConsumerBase(Generic[K, V]):
         rows: list[TopicPartition] = []
         try:
             if given:
-                until_s = None if timeout_s is None else self._now_s() + timeout_s
+                until_s = self._close_until_s
+                if timeout_s is not None:
+                    until_s = min(until_s, self._now_s() + timeout_s)
                 steps = self._work.commit_until_known(given, until_s, self._take_wakeup)
                 rows = yield RunSteps(steps, USER_WORK)
         except OutcomeUnknownError as error:
@@ -519,6 +522,9 @@ class ConsumerBase(Generic[K, V]):
             woken = WakeupError(msg)
             woken.outcome = error.outcome
             raise woken from error
+        except WakeupError as error:
+            error.outcome = Outcome.UNKNOWN  # of an attempt before
+            raise
         finally:
             self._set_due()
         yield from self._callback_steps()
@@ -589,15 +595,15 @@ class ConsumerBase(Generic[K, V]):
         self._work.start_group()
         self._due_s = 0.0
 
-    def _unsubscribe_steps(self, timeout_s: float | None = CLOSE_S) -> UserSteps[None]:
+    def _unsubscribe_steps(self, timeout_s: float = CLOSE_S) -> UserSteps[None]:
         """Leave the group, or the manual assignment, after a commit and ``on_revoke``.
 
         Raises what ``on_revoke`` raises, when all is done.
         """
         self._refuse_in_callback()
         work, member = self._work, self._work.membership
-        end_s = None if timeout_s is None else self._now_s() + timeout_s
-        until_s = None if timeout_s is None or end_s is None else end_s - timeout_s / LEAVE_SHARE
+        end_s = self._now_s() + timeout_s
+        until_s = end_s if math.isinf(end_s) else end_s - timeout_s / LEAVE_SHARE
         self._settle()
         if member.subscription is None:
             if work.positions.states:
@@ -606,19 +612,19 @@ class ConsumerBase(Generic[K, V]):
             self._forget(list(work.positions.states))
             return
         owned = sorted(member.owned)
-        is_member, member_id = member.epoch is not None, member.member_id
+        is_member = member.epoch is not None
         ending = self._revoke_steps(owned, until_s) if is_member else self._lose_steps()
         error = (yield from _error_of(ending)) if owned else None
-        is_member = is_member or work.is_joining
+        is_member, member_id = member.epoch is not None or work.is_joining, member.member_id
         member.subscribe(None)
         member.leave()
         self._forget(list(work.positions.states))
         self._commit_due_s = math.inf
         work.end_membership()
         if is_member:
-            left_s = LEAVE_S if end_s is None else min(LEAVE_S, end_s - self._now_s())
+            left_s = max(min(LEAVE_S, end_s - self._now_s()), ATTEMPT_LEAST_S)
             try:
-                yield RunSteps(work.leave(member_id, retry_s=max(left_s, ATTEMPT_LEAST_S)))
+                yield RunSteps(work.leave(member_id, retry_s=left_s))
             except QuorumlogError as failure:
                 work.report(failure)  # the session ends by itself
         if error is not None:
@@ -745,16 +751,20 @@ class ConsumerBase(Generic[K, V]):
         """End everything; then raise what a callback raised."""
         if has_failed:
             self._rewind_last_call()
-        timeout_s = self._close_timeout_s
-        until_s = None if timeout_s is None else self._now_s() + timeout_s
-        error = yield from _error_of(self._unsubscribe_steps(timeout_s))
-        late = yield from _error_of(self._drain_steps(until_s))
-        yield from self._callback_steps()
-        error = error or late
-        if error is not None:
-            raise error
+        timeout_s = math.inf if self._close_timeout_s is None else self._close_timeout_s
+        self._close_until_s = self._now_s() + timeout_s
+        first: BaseException | None = None
+        for steps in (
+            self._unsubscribe_steps(timeout_s),
+            self._drain_steps(self._close_until_s),
+            self._callback_steps(),
+        ):
+            error = yield from _error_of(steps)
+            first = first or error
+        if first is not None:
+            raise first
 
-    def _drain_steps(self, until_s: float | None) -> UserSteps[None]:
+    def _drain_steps(self, until_s: float) -> UserSteps[None]:
         try:
             yield RunSteps(self._work.drain_commits(until_s))
         finally:

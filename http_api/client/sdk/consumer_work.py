@@ -83,12 +83,16 @@ BEAT_MARGIN_SHARE: Final = 6
 """A heartbeat is sent to another broker when its answer is late by this part of the session."""
 BEAT_MARGIN_LEAST_S: Final = 0.5
 SILENCE_LEAST_S: Final = 15.0
-"""Heartbeats are repeated for at least this time; another coordinator takes over meanwhile."""
+"""Joins and heartbeats are repeated for at least this time, in which a coordinator takes over."""
+CHECK_S: Final = 0.5
+"""Longest wait before ``check`` is called again: a signal's handler can't always notify."""
 GROUP_WORK: Final = "group"
 COMMIT_WORK: Final = "commits"
 START_WORK: Final = "starts"
+START_FIRST_S: Final = 1.0
+"""Longest wait for the first answer about a partition's start; others wait behind it."""
 START_S: Final = 5.0
-"""Longest wait for the answer about one partition's start."""
+"""The same when it has been asked for before."""
 START_AGAIN_S: Final = 0.5
 
 
@@ -381,7 +385,8 @@ class ConsumerWork:
     def _resolve_start(self, state: PartitionState) -> Steps[None]:
         version = state.version
         call = ends(state.topic, state.partition)
-        call = Call(replace(call.request, timeout_s=START_S), call.parse)
+        timeout_s = START_S if state.retry_s else START_FIRST_S
+        call = Call(replace(call.request, timeout_s=timeout_s), call.parse)
         try:
             found = yield from self.run_call(call, 0.0)
         except (ApiError, OutcomeUnknownError) as error:  # perhaps no leader; the others go on
@@ -410,7 +415,7 @@ class ConsumerWork:
         while not self.shell.is_stopping:
             now_s, member = self.shell.now_s(), self.membership
             duty = member.duty(now_s, self._polled_s(), self._new_member_id())
-            joins = member.joins
+            joins, subscription = member.joins, member.subscription
             try:
                 match duty:
                     case IdleDuty():
@@ -429,7 +434,8 @@ class ConsumerWork:
                     case _:
                         assert_never(duty)
             except QuorumlogError as error:
-                yield from self._fail_membership(error, duty, joins)
+                if member.joins == joins and member.subscription is subscription:
+                    yield from self._fail_membership(error, duty)
             if member.has_change:
                 self._attend()
             self.shell.notify()
@@ -438,10 +444,9 @@ class ConsumerWork:
         self,
         error: QuorumlogError,
         duty: JoinDuty | HeartbeatDuty | LeaveDuty | IdleDuty | LaterDuty,
-        joins: int,
     ) -> Steps[None]:
         member = self.membership
-        if member.subscription is None or member.joins != joins or self.shell.is_stopping:
+        if member.subscription is None or self.shell.is_stopping:
             return
         if member.receive_error(error):
             self.context.log.warning("membership lost group=%s: %s", self.config.group_id, error)
@@ -468,7 +473,8 @@ class ConsumerWork:
         self.requests += 1
         self.is_joining, sent_s = True, self.shell.now_s()
         try:
-            found = yield from self.run_call(call, self.config.session_timeout_ms / MS)
+            longest_s = max(self.config.session_timeout_ms / MS, SILENCE_LEAST_S)
+            found = yield from self.run_call(call, longest_s)
         finally:
             self.is_joining = False
         if member.subscription is subscription and not self.shell.is_stopping:
@@ -587,7 +593,7 @@ class ConsumerWork:
         )
 
     def drain_commits(
-        self, until_s: float | None, check: Callable[[], None] = lambda: None
+        self, until_s: float, check: Callable[[], None] = lambda: None
     ) -> Steps[bool]:
         """Wait until the asynchronous commits have ended; return False if they have not in time.
 
@@ -600,17 +606,17 @@ class ConsumerWork:
             left_s = self._left_s(until_s)
             if left_s <= 0:
                 return False
-            yield Pause(left_s)
+            yield Pause(min(left_s, CHECK_S))
         return True
 
     def commit_until_known(
-        self, offsets: Offsets, until_s: float | None, check: Callable[[], None] = lambda: None
+        self, offsets: Offsets, until_s: float, check: Callable[[], None] = lambda: None
     ) -> Steps[list[TopicPartition]]:
         """Commit, and repeat it until its outcome is known, or until a time.
 
         Args:
             offsets: What to commit, at least one.
-            until_s: Time of the shell; None: without end.
+            until_s: Time of the shell; infinite: without end.
             check: Called before each attempt; what it raises ends the commit.
 
         Raises:
@@ -662,11 +668,10 @@ class ConsumerWork:
         if self.membership.receive_error(error):
             self._attend()
 
-    def _left_s(self, until_s: float | None) -> float:
-        forever_s = 1e9
-        return forever_s if until_s is None else max(0.0, until_s - self.shell.now_s())
+    def _left_s(self, until_s: float) -> float:
+        return max(0.0, until_s - self.shell.now_s())
 
-    def _await_heartbeat(self, answers: int, until_s: float | None) -> Steps[None]:
+    def _await_heartbeat(self, answers: int, until_s: float) -> Steps[None]:
         """Wait for the next heartbeat's answer, which tells a newer epoch."""
         end_s = self.shell.now_s() + min(EPOCH_WAIT_S, self._left_s(until_s))
         while self.membership.answers == answers and self.membership.epoch is not None:
