@@ -80,6 +80,8 @@ class ScriptedBroker:
 
     def __init__(self, **replies: Reply) -> None:
         self.replies = replies
+        self.ended = threading.Event()
+        """Ends all requests that wait."""
         self.times: dict[str, list[float]] = {}
         """Times of the requests of each kind."""
 
@@ -101,7 +103,7 @@ class ScriptedBroker:
     def heartbeat(self, heard: Heard) -> bytes:
         asked = orjson.loads(heard.body)
         if asked["owned"]:
-            time.sleep(min(0.3, asked["wait_ms"] / 1_000))
+            self.ended.wait(asked["wait_ms"] / 1_000)
         return membership("m")
 
     def leave(self, _: Heard) -> bytes:
@@ -111,7 +113,7 @@ class ScriptedBroker:
         return answer_of(b"", "204 No Content")
 
     def poll(self, heard: Heard) -> bytes:
-        time.sleep(min(0.3, orjson.loads(heard.body)["wait_ms"] / 1_000))
+        self.ended.wait(orjson.loads(heard.body)["wait_ms"] / 1_000)
         return answer_of(b"")
 
 
@@ -164,6 +166,7 @@ def member_of(
             wait(lambda: consumer.poll(0.05) is None and consumer.assignment() == [ZERO], "owned")
             yield consumer, server
         finally:
+            broker.ended.set()
             with contextlib.suppress(QuorumlogError):
                 consumer.close(1.0)
 
@@ -477,6 +480,15 @@ def test_heartbeats_that_are_answered_at_once_have_a_pause() -> None:
         before = broker.count("heartbeat")
         assert consumer.poll(1.5) is None
         assert 1 <= broker.count("heartbeat") - before <= 8
+
+
+def test_requests_that_wait_are_not_cut_short() -> None:
+    """A quiet member sends what its waits ask for, although attempts are bounded."""
+    broker = ScriptedBroker()
+    with member_of(broker, session_timeout_ms=9_000) as (consumer, _):
+        assert consumer.poll(4.5) is None
+        assert broker.count("poll") <= 2  # the first one waits for 1 s only
+        assert broker.count("heartbeat") <= 2
 
 
 def test_a_heartbeat_without_an_answer_goes_to_another_broker_within_the_session() -> None:

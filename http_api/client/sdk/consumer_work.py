@@ -323,7 +323,7 @@ class ConsumerWork:
         self, call: Call[T], retry_s: float, is_over: Callable[[], bool]
     ) -> Steps[T | None]:
         """Run a call; None: its request was ended, and ``is_over`` says that it is not needed."""
-        steps = self.run_call(call, retry_s)
+        steps = steps_of(call, self.context, self.shell.now_s, retry_s)
         try:
             step = next(steps)
             while True:
