@@ -86,6 +86,8 @@ class ScriptedBroker:
         """Times of the requests of each kind."""
 
     def behave(self, sock: socket.socket, heard: Heard) -> bool:
+        if len(heard.body) < int(heard.headers.get("content-length", 0)):
+            return False  # the client has ended the request
         kind = kind_of(heard)
         self.times.setdefault(kind, []).append(time.monotonic())
         reply = self.replies.get(kind)
@@ -534,6 +536,17 @@ def test_commit_and_close_hold_their_time_beside_a_silent_broker() -> None:
         assert len(failures) == len(results) == 1
         assert results[0] is not None
         assert results[0].outcome == "unknown"
+
+
+def test_a_member_that_is_joining_leaves_when_it_is_closed() -> None:
+    """Its join may be carried out although no answer came; others would wait for its session."""
+    broker = ScriptedBroker(join=silence)
+    with raw_server(broker.behave) as server:
+        consumer: AnyConsumer = Consumer(server.url, group_id="g")
+        consumer.subscribe(["t"])
+        wait(lambda: broker.count("join") == 1, "it joins")
+        consumer.close(2.0)
+        assert broker.count("leave") == 1
 
 
 def test_a_deleted_topic_is_reported_once_in_a_while(cluster: LiveCluster) -> None:

@@ -2,7 +2,8 @@
 
 One worker fetches from each broker that leads wanted partitions, with all of them in one waiting
 ``records:poll``; another asks any broker for partitions whose leader is not known, which an answer
-names. One sends heartbeats, and one asynchronous commits. Everything here runs under the shell's
+names. One looks up where partitions start, while there is such a one. One sends heartbeats, and one
+asynchronous commits. Everything here runs under the shell's
 lock; what the program has to run itself (callbacks, errors) is kept for its next call, and
 ``attend`` makes that call leave its short path.
 """
@@ -471,14 +472,14 @@ class ConsumerWork:
         settings = member_settings(self.config, subscription)
         call = groups.join(cluster_id, self.config.group_id, member_id, settings)
         self.requests += 1
-        self.is_joining, sent_s = True, self.shell.now_s()
+        self.is_joining = True
         try:
             longest_s = max(self.config.session_timeout_ms / MS, SILENCE_LEAST_S)
             found = yield from self.run_call(call, longest_s)
         finally:
             self.is_joining = False
         if member.subscription is subscription and not self.shell.is_stopping:
-            member.receive(found, (), sent_s, self.shell.now_s())
+            member.receive(found, (), 0.0, self.shell.now_s())  # no heartbeat yet
         else:  # unsubscribed or closed meanwhile
             call_back = groups.leave(cluster_id, self.config.group_id, member_id)
             yield from self.run_call(call_back, 0.0)

@@ -206,7 +206,7 @@ class ConsumerMembership:
     def receive(
         self, found: GroupMembership, sent_owned: Collection[Place], sent_s: float, now_s: float
     ) -> None:
-        """Take the answer to a join or a heartbeat that was sent at ``sent_s``."""
+        """Take the answer to a join, or to a heartbeat that was sent at ``sent_s``."""
         if self.epoch is None:
             self.joins += 1
         self.epoch = found.member_epoch
