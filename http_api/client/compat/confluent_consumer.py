@@ -60,6 +60,7 @@ from http_api.client.compat.kafka_codes import LocalCode
 from http_api.client.sdk import consumer as sdk
 from http_api.client.sdk import record_types
 from http_api.client.sdk.client_context import MS
+from http_api.client.sdk.consumer_base import CLOSE_S
 from http_api.client.sdk.record_types import Record
 from http_api.contract.errors import RestCode
 from raft_metadata.common.clock import SystemClock
@@ -171,7 +172,7 @@ class ConsumerDoor(sdk.Consumer[bytes | None, bytes | None]):
     def remove(self, places: Iterable[Place]) -> None:
         """Commit what was returned of some partitions, if auto-commit is on, and read the rest."""
         gone = set(places)
-        self._do(self._final_commit_steps(gone))
+        self._do(self._final_commit_steps(gone, self._now_s() + CLOSE_S))
         self._now(lambda: self._forget(gone))
 
     def member_id(self) -> str | None:
