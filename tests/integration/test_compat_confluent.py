@@ -324,11 +324,28 @@ def test_statistics_and_questions(servers: str, topic: str) -> None:
 
 
 def test_an_unreachable_cluster() -> None:
-    """Without a broker, a first message and a question fail with ``_TRANSPORT`` in time."""
-    producer = Producer({"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 300})
-    assert failure_of(lambda: producer.produce("t", b"x")) == LocalCode.TRANSPORT
+    """Without a broker `produce` takes messages, which time out, and a question fails in time."""
+    errors: list[KafkaError] = []
+    reports: list[KafkaError | None] = []
+    producer = Producer(
+        {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 300, "error_cb": errors.append}
+    )
+    for _ in range(2):
+        producer.produce("t", b"x", on_delivery=lambda error, _: reports.append(error))
+    producer.produce("t", b"without a callback")
+    assert len(producer) == 3
     assert failure_of(lambda: producer.list_topics(timeout=0.2)) == LocalCode.TRANSPORT
+    assert producer.flush(DONE_S) == 0
+    assert reports == [LocalCode.MSG_TIMED_OUT] * 2
+    assert [errors[0], errors[-1]] == [LocalCode.ALL_BROKERS_DOWN, LocalCode.MSG_TIMED_OUT]
+    producer.produce("t", b"x", on_delivery=lambda error, _: reports.append(error))
+    producer.purge()
+    assert producer.poll(0) == 1
+    assert reports[2] == LocalCode.PURGE_QUEUE
     producer.close()
+
+
+# consumer
 
 
 def test_a_consumer_tells_that_no_broker_answers() -> None:
@@ -344,7 +361,7 @@ def test_a_consumer_tells_that_no_broker_answers() -> None:
     )
     consumer.assign([TopicPartition("t", 0)])
     poll_until(consumer, lambda: errors and texts)
-    assert errors[0] == LocalCode.TRANSPORT
+    assert errors[0] == LocalCode.ALL_BROKERS_DOWN
     assert json.loads(texts[0])["type"] == "consumer"
     consumer.close()
 

@@ -35,6 +35,7 @@ from http_api.client.compat.confluent_errors import (
     KafkaError,
     KafkaException,
     argument_error,
+    event_error,
     kafka_error,
     kafka_exceptions,
 )
@@ -254,7 +255,7 @@ class Consumer:
         on_error, on_stats = callbacks.get("error_cb"), callbacks.get("stats_cb")
         on_commit, client_id = callbacks.get("on_commit"), self._client_id
         if on_error is not None:
-            sdk_settings["on_error"] = lambda error: on_error(kafka_error(error))
+            sdk_settings["on_error"] = lambda error: on_error(event_error(error))
         if on_stats is not None:
             sdk_settings["on_stats"] = lambda metrics: on_stats(
                 stats_json("consumer", client_id, _now_ms(), metrics)
