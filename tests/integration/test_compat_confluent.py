@@ -319,8 +319,9 @@ def test_statistics_and_questions(servers: str, topic: str) -> None:
         assert found.brokers[partitions[0].leader].port > 0
         absent = producer.list_topics("absent").topics["absent"]
         assert absent.error == KafkaError.UNKNOWN_TOPIC_OR_PART
-        with pytest.raises(KafkaException):
-            producer.set_sasl_credentials("u", "p")
+        producer.set_sasl_credentials("u", "p")  # without SASL it has no effect
+        with pytest.raises(TypeError):
+            producer.set_sasl_credentials("u", None)  # type: ignore[arg-type]
 
 
 def test_an_unreachable_cluster() -> None:
@@ -364,6 +365,18 @@ def test_a_consumer_tells_that_no_broker_answers() -> None:
     assert errors[0] == LocalCode.ALL_BROKERS_DOWN
     assert json.loads(texts[0])["type"] == "consumer"
     consumer.close()
+
+    def fail(_: object) -> None:
+        msg = "from the callback"
+        raise LookupError(msg)
+
+    failing = open_consumer("127.0.0.1:1", "unreached", error_cb=fail)
+    failing.assign([TopicPartition("t", 0)])
+    with pytest.raises(LookupError, match="from the callback"):
+        failing.poll(DONE_S)
+    late = failure_of(lambda: failing.committed([TopicPartition("t", 0)], 0.1))
+    assert late == LocalCode.TIMED_OUT
+    failing.close()
 
 
 def test_the_basic_poll_loop(servers: str, topic: str) -> None:

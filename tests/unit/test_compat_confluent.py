@@ -5,9 +5,11 @@ The tables are those of confluent-kafka 2.16.1, recorded from the library itself
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import logging
+import pickle
 from typing import Any
 
 import pytest
@@ -474,6 +476,11 @@ def test_messages_made_by_hand() -> None:
     assert (key, value) == ("key", {"a": 1})
     assert (message.topic(), message.headers()) == ("u", None)
     assert message.error() == LocalCode.PARTITION_EOF
+    assert Message("t", 1, 2, b"k") == Message("t", 1, 2, b"k") != Message("t", 1, 2, b"z")
+    assert message != 1
+    assert copy.copy(message) == message
+    assert pickle.loads(pickle.dumps(message)) == message
+    assert len({empty, Message()}) == 1
     batch = Messages([message, empty])
     assert (batch.count(), len(batch), batch.is_empty()) == (2, 2, False)
     assert batch[0] is message
@@ -487,6 +494,10 @@ def test_hashes_of_keys_are_the_librarys() -> None:
     rows = [(confluent_kafka.murmur2(key, 97), confluent_kafka.fnv1a(key, 97)) for key in keys]
     assert rows == [(35, 68), (49, 49), (36, 73), (77, 41), (5, 48), (70, 15), (50, 14)]
     assert [confluent_kafka.consistent(key, 97) for key in keys] == [0, 80, 87, 62, 50, 62, 68]
+    with pytest.raises(ValueError, match="partition_count"):
+        confluent_kafka.murmur2(b"key", 0)
+    with pytest.raises(TypeError):
+        confluent_kafka.consistent("key", 1)  # type: ignore[arg-type]
     assert confluent_kafka.version() == confluent_kafka.__version__ == "2.16.1"
     assert confluent_kafka.libversion()[0] == "2.16.0"
 
@@ -627,6 +638,7 @@ def test_keywords_and_topic_settings_are_read() -> None:
         "Consumer",
     )
     assert given == {"group.id": "b", "acks": 1, "error_cb": print}
+    assert given_config({"bootstrap.servers": None}, {}, "Consumer") == {}
     with pytest.raises(TypeError):
         given_config(None, {}, "Consumer")
     with pytest.raises(TypeError):
@@ -695,8 +707,7 @@ def test_security_settings() -> None:
     }
     settings = client_settings(plain, OF_PRODUCER)
     assert settings.sdk["headers"]() == {"Authorization": "Basic dTpw"}
-    assert settings.credentials is not None
-    settings.credentials.password = "q"
+    settings.credentials.replace("u", "q")
     assert settings.sdk["headers"]() == {"Authorization": "Basic dTpx"}
     bearer = {
         "security.protocol": "sasl_ssl",

@@ -568,10 +568,8 @@ class AdminClient:
         return 0
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Replace user and password for new connections; needs ``sasl.mechanisms=PLAIN``."""
-        if self._credentials is None or self._credentials.oauth is not None:
-            raise argument_error("set_sasl_credentials needs sasl.mechanisms=PLAIN")
-        self._credentials.user, self._credentials.password = username, password
+        """Replace user and password for new connections; used with ``sasl.mechanisms=PLAIN``."""
+        self._credentials.replace(username, password)
 
     # access rules and credentials
 

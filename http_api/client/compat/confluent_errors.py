@@ -638,10 +638,11 @@ def not_implemented(call: str) -> KafkaException:
 
 
 @contextlib.contextmanager
-def kafka_exceptions(kind: str) -> Iterator[None]:
+def kafka_exceptions(kind: str, unreachable: int | None = None) -> Iterator[None]:
     """Raise errors of our client as `KafkaException`, and use after close as RuntimeError.
 
     ``kind`` is the word for the object: ``Consumer``, ``Producer`` or ``AdminClient``.
+    ``unreachable`` is the number for no broker's answer, if not ``_TRANSPORT``.
     """
     try:
         yield
@@ -649,4 +650,5 @@ def kafka_exceptions(kind: str) -> Iterator[None]:
         msg = f"{kind} closed: {error}"
         raise RuntimeError(msg) from error
     except QuorumlogError as error:
-        raise KafkaException(kafka_error(error)) from error
+        number = unreachable if isinstance(error, UnreachableError) else None
+        raise KafkaException(kafka_error(error, number=number)) from error

@@ -29,7 +29,6 @@ from http_api.client.client_errors import (
 from http_api.client.compat.confluent_errors import (
     KafkaError,
     KafkaException,
-    argument_error,
     event_error,
     kafka_error,
     kafka_exceptions,
@@ -338,10 +337,8 @@ class Producer:
             return str(self._sdk.ask(admin.cluster(), question_s(timeout)).cluster_id)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Replace user and password for new connections; needs ``sasl.mechanisms=PLAIN``."""
-        if self._credentials is None or self._credentials.oauth is not None:
-            raise argument_error("set_sasl_credentials needs sasl.mechanisms=PLAIN")
-        self._credentials.user, self._credentials.password = username, password
+        """Replace user and password for new connections; used with ``sasl.mechanisms=PLAIN``."""
+        self._credentials.replace(username, password)
 
     # transactions
 

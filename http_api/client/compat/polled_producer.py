@@ -173,6 +173,10 @@ class PolledProducer(sdk.Producer):
     @override
     def __len__(self) -> int:
         """Return the number of records without an outcome, or whose callback has not run."""
+        with self._lock:
+            return self._unsettled()
+
+    def _unsettled(self) -> int:
         return self._core.unsettled + self._held_count
 
     # reports
@@ -293,7 +297,7 @@ class PolledProducer(sdk.Producer):
         self.push()
         with self._lock:
             self._shell.wait_until(self._is_settled, timeout)
-            return len(self)
+            return self._unsettled()
 
 
 def report_error(error: QuorumlogError) -> KafkaError:
