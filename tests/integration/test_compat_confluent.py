@@ -883,6 +883,19 @@ def test_groups_of_an_admin(servers: str, admin: AdminClient, topic: str) -> Non
         admin.list_consumer_group_offsets([wanted, wanted])
 
 
+def test_an_admin_without_a_cluster() -> None:
+    """Futures fail with ``_TIMED_OUT``; a closed client refuses all use."""
+    with AdminClient({"bootstrap.servers": "127.0.0.1:1"}) as admin:
+        late = admin.create_topics([NewTopic("t", 1)], request_timeout=0.2)["t"]
+        assert failure_of(lambda: late.result(DONE_S)) == LocalCode.TIMED_OUT
+        group = ConfigResource(ResourceType.GROUP, "g")
+        refused = admin.describe_configs([group])[group]
+        assert failure_of(lambda: refused.result(DONE_S)) == LocalCode.INVALID_ARG
+    for call in (lambda: admin.delete_topics(["t"]), lambda: admin.poll(0), admin.list_topics):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+
+
 def test_cluster_of_an_admin(admin: AdminClient, topic: str) -> None:
     """The cluster is described with its nodes, and leaders are elected."""
     found = admin.describe_cluster().result(DONE_S)

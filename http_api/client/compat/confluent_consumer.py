@@ -248,11 +248,13 @@ class Consumer:
 
         Raises:
             KafkaException: A setting is unknown or can't be honoured (``_INVALID_ARG``).
+            ValueError: ``group.id`` is not set.
         """
         settings = client_settings(given_config(config, keywords, "Consumer"), OF_CONSUMER)
         self._group_id = settings.sdk.get("group_id")
         if not self._group_id:
-            raise argument_error("Failed to create consumer: group.id must be set")
+            msg = "Failed to create consumer: group.id must be set"
+            raise ValueError(msg)
         self._client_id = settings.sdk.get("client_id")
         self._credentials = settings.credentials
         self._reports_end = settings.reports_partition_end
@@ -668,6 +670,7 @@ class Consumer:
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the next offset of each partition; `OFFSET_INVALID` if it is not known yet."""
+        self._check_open()
         found = []
         for one in partitions:
             at = self._sdk.cached_position((one.topic, one.partition))
@@ -699,6 +702,7 @@ class Consumer:
 
         ``cached``: as the last fetch saw them, without a request; `OFFSET_INVALID` if none did.
         """
+        self._check_open()
         if cached:
             return self._sdk.cached_ends((partition.topic, partition.partition))
         with kafka_exceptions("Consumer", LocalCode.TIMED_OUT):

@@ -289,12 +289,13 @@ class Producer:
     ) -> None:
         """Fail the messages that wait; their reports, with ``_PURGE_…``, come from `poll`.
 
-        With ``in_flight=False`` only those that no request has yet. ``blocking`` has no effect.
+        ``in_queue`` stands for those that no request can have yet, ``in_flight`` for the others.
+        ``blocking`` has no effect.
         """
         self._check_open()
         if not (in_queue or in_flight):
             return
-        reports = self._sdk.purge(takes_sealed=in_flight)
+        reports = self._sdk.purge(in_queue=in_queue, in_flight=in_flight)
         with self._serving:
             self._reports.extend(reports)
         self._sdk.take_failure()
@@ -383,7 +384,6 @@ class Producer:
             raise RuntimeError(msg)
 
     def __enter__(self) -> Self:
-        self._check_open()
         return self
 
     def __exit__(
@@ -442,6 +442,7 @@ def _produce_error(error: QuorumlogError) -> Exception:
         return _queue_full()
     if isinstance(error, ClosedError):
         return RuntimeError(f"Producer has been closed: {error}")
-    if isinstance(error, InvalidRecordError) and "expected bytes or str" in str(error):
-        return TypeError(str(error))
+    if isinstance(error, InvalidRecordError):
+        is_kind = "expected bytes or str" in str(error) or str(error).startswith("header")
+        return TypeError(str(error)) if is_kind else KafkaException(kafka_error(error))
     return KafkaException(kafka_error(error))

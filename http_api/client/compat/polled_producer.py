@@ -239,7 +239,7 @@ class PolledProducer(sdk.Producer):
     def _is_settled(self) -> bool:
         return self._core.is_idle and not self._held
 
-    def purge(self, *, takes_sealed: bool) -> list[Report]:
+    def purge(self, *, in_queue: bool, in_flight: bool) -> list[Report]:
         """Settle records as purged, and return all reports; those of earlier outcomes come first.
 
         A request that is under way is not taken back: its records may be written.
@@ -247,8 +247,8 @@ class PolledProducer(sdk.Producer):
         core = self._core
         with self._lock:
             reports = self._taken()
-            core.purge(takes_sealed=takes_sealed)
-            for topic, held in self._held.items():
+            core.purge(takes_open=in_queue, takes_sealed=in_flight)
+            for topic, held in self._held.items() if in_queue else ():
                 self._fail_held(topic, held, QuorumlogError("purged"))
             for report in self._taken():
                 failure = report.batch.error
@@ -302,7 +302,7 @@ class PolledProducer(sdk.Producer):
 
 def report_error(error: QuorumlogError) -> KafkaError:
     """Return the error of a delivery report: ``_MSG_TIMED_OUT`` where the time was over."""
-    number = kafka_number(error)
-    if error.retriable or number == LocalCode.TIMED_OUT:
-        number = int(LocalCode.MSG_TIMED_OUT)
-    return kafka_error(error, number=number)
+    if error.retriable or kafka_number(error) == LocalCode.TIMED_OUT:
+        text = f"Local: Message timed out: {error}"
+        return KafkaError(LocalCode.MSG_TIMED_OUT, text, retriable=error.retriable)
+    return kafka_error(error)
