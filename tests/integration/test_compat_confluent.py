@@ -762,6 +762,8 @@ def test_topics_of_an_admin(servers: str, admin: AdminClient) -> None:
         admin.describe_topics([name])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="invalid keyword"):
         admin.delete_topics([name], timeouts=1)
+    with pytest.raises(TypeError, match="validate_only"):
+        admin.create_topics([NewTopic(fresh, 1)], validate_only="maybe")
     assert servers.split(":", maxsplit=1)[0] in {
         one.host for one in admin.list_topics().brokers.values()
     }

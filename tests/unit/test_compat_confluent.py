@@ -631,9 +631,9 @@ def test_a_refused_secret_is_not_shown() -> None:
 
 
 def test_keywords_and_topic_settings_are_read() -> None:
-    """Keywords replace the dict's settings; ``default.topic.config`` gives way to both."""
+    """Keywords replace the dict's settings, and ``default.topic.config`` both."""
     given = given_config(
-        {"group.id": "a", "default.topic.config": {"acks": 1, "group.id": "c"}},
+        {"group.id": "a", "default.topic.config": {"acks": 1}},
         {"group_id": "b", "error_cb": print},
         "Consumer",
     )

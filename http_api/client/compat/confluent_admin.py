@@ -695,6 +695,9 @@ def _options(kwargs: dict[str, Any], **known: Any) -> tuple[float | None, dict[s
         if name in {"request_timeout", "timeout"}:
             timeout_s = None if value is None or value < 0 else value
         elif name in known:
+            if isinstance(known[name], bool) and not isinstance(value, bool):
+                msg = f"{name}={value!r}: expected True or False"
+                raise TypeError(msg)
             found[name] = value
         elif name not in _OPTIONS:
             msg = f"'{name}' is an invalid keyword argument for this function"

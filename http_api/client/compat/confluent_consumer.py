@@ -212,7 +212,7 @@ class ConsumerGroupMetadata:
 
 
 class CallbackErrors:
-    """What callbacks raised in the present call of the program, which is to raise it."""
+    """Exceptions of callbacks, for the present call of the program to raise."""
 
     def __init__(self) -> None:
         self._raised: list[BaseException] = []

@@ -287,7 +287,10 @@ _LIST: Final = "bootstrap_servers"
 def given_config(
     first: Mapping[str, Any] | None, keywords: Mapping[str, Any], kind: str
 ) -> dict[str, Any]:
-    """Return all settings by dotted names; keywords replace those of the mapping."""
+    """Return all settings by dotted names; keywords replace those of the mapping.
+
+    Those in ``default.topic.config`` replace both, as in the library.
+    """
     whole: object = first
     if whole is not None and not isinstance(whole, Mapping):
         msg = f"expected configuration dict, got {type(whole).__name__}"
@@ -301,7 +304,7 @@ def given_config(
     topic = given.pop("default.topic.config", None)
     if topic is not None:
         _log.warning("setting default.topic.config is deprecated: its settings are read as others")
-        given = {**topic, **given}
+        given |= topic
     return {name: value for name, value in given.items() if value is not None}
 
 
