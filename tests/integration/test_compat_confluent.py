@@ -319,16 +319,34 @@ def test_statistics_and_questions(servers: str, topic: str) -> None:
         assert found.brokers[partitions[0].leader].port > 0
         absent = producer.list_topics("absent").topics["absent"]
         assert absent.error == KafkaError.UNKNOWN_TOPIC_OR_PART
-        with pytest.raises(KafkaException):
-            producer.set_sasl_credentials("u", "p")
+        producer.set_sasl_credentials("u", "p")  # without SASL it has no effect
+        with pytest.raises(TypeError):
+            producer.set_sasl_credentials("u", None)  # type: ignore[arg-type]
 
 
 def test_an_unreachable_cluster() -> None:
-    """Without a broker, a first message and a question fail with ``_TRANSPORT`` in time."""
-    producer = Producer({"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 300})
-    assert failure_of(lambda: producer.produce("t", b"x")) == LocalCode.TRANSPORT
+    """Without a broker `produce` takes messages, which time out, and a question fails in time."""
+    errors: list[KafkaError] = []
+    reports: list[KafkaError | None] = []
+    producer = Producer(
+        {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 300, "error_cb": errors.append}
+    )
+    for _ in range(2):
+        producer.produce("t", b"x", on_delivery=lambda error, _: reports.append(error))
+    producer.produce("t", b"without a callback")
+    assert len(producer) == 3
     assert failure_of(lambda: producer.list_topics(timeout=0.2)) == LocalCode.TRANSPORT
+    assert producer.flush(DONE_S) == 0
+    assert reports == [LocalCode.MSG_TIMED_OUT] * 2
+    assert [errors[0], errors[-1]] == [LocalCode.ALL_BROKERS_DOWN, LocalCode.MSG_TIMED_OUT]
+    producer.produce("t", b"x", on_delivery=lambda error, _: reports.append(error))
+    producer.purge()
+    assert producer.poll(0) == 1
+    assert reports[2] == LocalCode.PURGE_QUEUE
     producer.close()
+
+
+# consumer
 
 
 def test_a_consumer_tells_that_no_broker_answers() -> None:
@@ -344,9 +362,21 @@ def test_a_consumer_tells_that_no_broker_answers() -> None:
     )
     consumer.assign([TopicPartition("t", 0)])
     poll_until(consumer, lambda: errors and texts)
-    assert errors[0] == LocalCode.TRANSPORT
+    assert errors[0] == LocalCode.ALL_BROKERS_DOWN
     assert json.loads(texts[0])["type"] == "consumer"
     consumer.close()
+
+    def fail(_: object) -> None:
+        msg = "from the callback"
+        raise LookupError(msg)
+
+    failing = open_consumer("127.0.0.1:1", "unreached", error_cb=fail)
+    failing.assign([TopicPartition("t", 0)])
+    with pytest.raises(LookupError, match="from the callback"):
+        failing.poll(DONE_S)
+    late = failure_of(lambda: failing.committed([TopicPartition("t", 0)], 0.1))
+    assert late == LocalCode.TIMED_OUT
+    failing.close()
 
 
 def test_the_basic_poll_loop(servers: str, topic: str) -> None:
@@ -732,6 +762,8 @@ def test_topics_of_an_admin(servers: str, admin: AdminClient) -> None:
         admin.describe_topics([name])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="invalid keyword"):
         admin.delete_topics([name], timeouts=1)
+    with pytest.raises(TypeError, match="validate_only"):
+        admin.create_topics([NewTopic(fresh, 1)], validate_only="maybe")
     assert servers.split(":", maxsplit=1)[0] in {
         one.host for one in admin.list_topics().brokers.values()
     }
@@ -851,6 +883,19 @@ def test_groups_of_an_admin(servers: str, admin: AdminClient, topic: str) -> Non
     assert admin.delete_consumer_groups([other])[other].result(DONE_S) is None
     with pytest.raises(ValueError, match="single consumer group"):
         admin.list_consumer_group_offsets([wanted, wanted])
+
+
+def test_an_admin_without_a_cluster() -> None:
+    """Futures fail with ``_TIMED_OUT``; a closed client refuses all use."""
+    with AdminClient({"bootstrap.servers": "127.0.0.1:1"}) as admin:
+        late = admin.create_topics([NewTopic("t", 1)], request_timeout=0.2)["t"]
+        assert failure_of(lambda: late.result(DONE_S)) == LocalCode.TIMED_OUT
+        group = ConfigResource(ResourceType.GROUP, "g")
+        refused = admin.describe_configs([group])[group]
+        assert failure_of(lambda: refused.result(DONE_S)) == LocalCode.INVALID_ARG
+    for call in (lambda: admin.delete_topics(["t"]), lambda: admin.poll(0), admin.list_topics):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
 
 
 def test_cluster_of_an_admin(admin: AdminClient, topic: str) -> None:

@@ -125,7 +125,9 @@ def test_purged_records_fail_and_later_ones_are_written(takes_sealed: bool) -> N
     """Records of an open batch fail as not written; the producer goes on."""
     world = ProducedWorld(0, Troubles(), partitions=1)
     world.produce(b"1")
-    world.core.purge(takes_sealed=takes_sealed)
+    world.core.purge(takes_open=False, takes_sealed=True)
+    assert world.core.unsettled == 1
+    world.core.purge(takes_open=True, takes_sealed=takes_sealed)
     world.core.bring_worker(world)  # type: ignore[arg-type]
     assert world.flush()
     error, _ = world.outcomes[b"1"]

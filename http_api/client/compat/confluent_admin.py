@@ -22,7 +22,7 @@ from typing import Any, Final, Self, TypeVar
 
 from http_api.client import admin as calls
 from http_api.client.calls import Call
-from http_api.client.client_errors import AdminError, QuorumlogError
+from http_api.client.client_errors import AdminError, QuorumlogError, UnreachableError
 from http_api.client.compat.confluent_admin_types import (
     CLUSTER_DEFAULT,
     AlterConfigOpType,
@@ -74,6 +74,7 @@ from http_api.client.compat.confluent_metadata import (
 )
 from http_api.client.compat.confluent_producer import question_s
 from http_api.client.compat.confluent_settings import client_settings, given_config
+from http_api.client.compat.kafka_codes import LocalCode
 from http_api.client.sdk import admin_client as sdk
 from http_api.client.sdk import admin_resources, record_types
 
@@ -125,6 +126,7 @@ class AdminClient:
             self._sdk.use_logger(settings.logger)
         for name in settings.callbacks:
             _log.warning("setting without effect name=%s: an admin client has no callbacks", name)
+        self._is_closed = False
         self._executor = ThreadPoolExecutor(1, "quorumlog-confluent-admin")
         weakref.finalize(self, self._sdk.close)
 
@@ -138,6 +140,7 @@ class AdminClient:
         traceback: TracebackType | None,
     ) -> None:
         """Make the calls that wait, and end the thread and the connections."""
+        self._is_closed = True
         self._executor.shutdown()
         self._sdk.close()
 
@@ -149,11 +152,24 @@ class AdminClient:
         call: Callable[[], Mapping[K, T]],
     ) -> dict[K, Future[T]]:
         """Return a future for each key; the thread makes the call and settles them."""
+        self._check_open()
         futures: dict[K, Future[T]] = {key: Future() for key in keys}
         for future in futures.values():
             future.set_running_or_notify_cancel()
         self._executor.submit(_settle, futures, call)
         return futures
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            msg = "AdminClient has been closed"
+            raise RuntimeError(msg)
+
+    def __len__(self) -> int:
+        """Return 0: an admin client has no messages."""
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
 
     def _submit_one(self, call: Callable[[], T]) -> Future[T]:
         return self._submit([None], lambda: {None: call()})[None]
@@ -256,16 +272,13 @@ class AdminClient:
     ) -> dict[ConfigResource, Future[dict[str, ConfigEntry]]]:
         """Describe the configs in force of topics and brokers; keyword: ``request_timeout``."""
         timeout_s, _ = _options(kwargs)
-        by_key = {one: _resource(one) for one in _checked(resources, ConfigResource)}
+        keys = _checked(resources, ConfigResource)
 
-        def describe() -> Mapping[ConfigResource, dict[str, ConfigEntry]]:
-            found = _each_result(by_key, lambda key: self._configs(by_key[key], timeout_s))
-            return {
-                key: {name: _config_entry(one) for name, one in rows.items()}
-                for key, rows in found.items()
-            }
+        def describe(key: ConfigResource) -> dict[str, ConfigEntry]:
+            rows = self._configs(_resource(key), timeout_s)
+            return {name: _config_entry(one) for name, one in rows.items()}
 
-        return self._submit(by_key, describe)
+        return self._submit(keys, lambda: _each_result(keys, describe))
 
     def _configs(
         self, resource: admin_resources.ConfigResource, timeout_s: float | None
@@ -315,17 +328,17 @@ class AdminClient:
         kwargs: dict[str, Any],
     ) -> dict[ConfigResource, Future[None]]:
         timeout_s, options = _options(kwargs, validate_only=False)
-        by_key = {one: _resource(one) for one in _checked(resources, ConfigResource)}
+        keys = _checked(resources, ConfigResource)
 
         def alter(key: ConfigResource) -> object:
-            resource = by_key[key]
+            resource = _resource(key)
             return self._sdk.alter_configs(
                 {resource: changes(key, self._configs(resource, timeout_s))},
                 validate_only=options["validate_only"],
                 timeout=timeout_s,
             )
 
-        return self._submit(by_key, lambda: _each(by_key, alter))
+        return self._submit(keys, lambda: _each(keys, alter))
 
     # offsets and records
 
@@ -339,7 +352,8 @@ class AdminClient:
         timeout_s, _ = _options(kwargs, isolation_level=None)
         given: object = topic_partition_offsets
         if not isinstance(given, dict) or not all(
-            isinstance(one, OffsetSpec) for one in given.values()
+            isinstance(key, TopicPartition) and isinstance(one, OffsetSpec)
+            for key, one in given.items()
         ):
             msg = "Expected topic_partition_offsets to be dict of [TopicPartitions,OffsetSpec]"
             raise TypeError(msg)
@@ -565,13 +579,12 @@ class AdminClient:
 
     def poll(self, timeout: float | None = -1) -> int:
         """Return 0 at once: an admin client has no callbacks."""
+        self._check_open()
         return 0
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Replace user and password for new connections; needs ``sasl.mechanisms=PLAIN``."""
-        if self._credentials is None or self._credentials.oauth is not None:
-            raise argument_error("set_sasl_credentials needs sasl.mechanisms=PLAIN")
-        self._credentials.user, self._credentials.password = username, password
+        """Replace user and password for new connections; used with ``sasl.mechanisms=PLAIN``."""
+        self._credentials.replace(username, password)
 
     # access rules and credentials
 
@@ -625,7 +638,8 @@ def _settle(futures: Mapping[K, Future[T]], call: Callable[[], Mapping[K, T]]) -
 def _exception(error: Exception | None) -> Exception:
     if error is None or isinstance(error, KafkaException):
         return error or KafkaException(KafkaError(KafkaError.UNKNOWN))
-    return KafkaException(kafka_error(error))
+    late = LocalCode.TIMED_OUT if isinstance(error, UnreachableError) else None
+    return KafkaException(kafka_error(error, number=late))
 
 
 def _each_result(keys: Iterable[K], call: Callable[[K], T]) -> dict[K, T]:
@@ -681,6 +695,9 @@ def _options(kwargs: dict[str, Any], **known: Any) -> tuple[float | None, dict[s
         if name in {"request_timeout", "timeout"}:
             timeout_s = None if value is None or value < 0 else value
         elif name in known:
+            if isinstance(known[name], bool) and not isinstance(value, bool):
+                msg = f"{name}={value!r}: expected True or False"
+                raise TypeError(msg)
             found[name] = value
         elif name not in _OPTIONS:
             msg = f"'{name}' is an invalid keyword argument for this function"
@@ -690,10 +707,12 @@ def _options(kwargs: dict[str, Any], **known: Any) -> tuple[float | None, dict[s
 
 def _checked(values: Sequence[T], kind: type[T]) -> list[T]:
     given: object = values
-    if not isinstance(given, list | tuple) or not all(isinstance(one, kind) for one in given):
+    if not isinstance(given, list | tuple) or not all(
+        isinstance(one, kind) or one is None for one in given
+    ):
         msg = f"Expected non-empty list of {kind.__name__} objects"
         raise TypeError(msg)
-    if not given:
+    if not given or None in given:
         msg = f"Expected non-empty list of {kind.__name__} objects"
         raise ValueError(msg)
     return list(values)

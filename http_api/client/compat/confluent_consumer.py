@@ -30,11 +30,13 @@ from http_api.client.client_errors import (
     CommitError,
     OffsetOutOfRangeError,
     QuorumlogError,
+    WakeupError,
 )
 from http_api.client.compat.confluent_errors import (
     KafkaError,
     KafkaException,
     argument_error,
+    event_error,
     kafka_error,
     kafka_exceptions,
 )
@@ -210,6 +212,30 @@ class ConsumerGroupMetadata:
         self.member_epoch = member_epoch
 
 
+class CallbackErrors:
+    """Exceptions of callbacks, for the present call of the program to raise."""
+
+    def __init__(self) -> None:
+        self._raised: list[BaseException] = []
+        self.wake: Callable[[], None] = lambda: None
+        """Ends the wait of the present call."""
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call a callback, and keep what it raises."""
+        try:
+            function(*arguments)
+        except BaseException as error:  # noqa: BLE001 the program's call raises it
+            self._raised.append(error)
+            self.wake()
+
+    def take(self) -> None:
+        """Raise the first of what was kept, and forget the others."""
+        if self._raised:
+            error = self._raised[0]
+            self._raised.clear()
+            raise error
+
+
 class Consumer:
     """Consumer of one thread. Callbacks run inside `poll`, `consume`, `close` and `unsubscribe`."""
 
@@ -223,11 +249,13 @@ class Consumer:
 
         Raises:
             KafkaException: A setting is unknown or can't be honoured (``_INVALID_ARG``).
+            ValueError: ``group.id`` is not set.
         """
         settings = client_settings(given_config(config, keywords, "Consumer"), OF_CONSUMER)
         self._group_id = settings.sdk.get("group_id")
         if not self._group_id:
-            raise argument_error("Failed to create consumer: group.id must be set")
+            msg = "Failed to create consumer: group.id must be set"
+            raise ValueError(msg)
         self._client_id = settings.sdk.get("client_id")
         self._credentials = settings.credentials
         self._reports_end = settings.reports_partition_end
@@ -237,6 +265,7 @@ class Consumer:
         """Partitions that stopped with an error, until a `seek` or an `assign`."""
         self._waiting: deque[Message] = deque()
         """Events to return from the next calls."""
+        self._raised = CallbackErrors()
         self._rebalance: list[record_types.TopicPartition] | None = None
         """Partitions of the callback that runs now; None: none does."""
         sdk_settings = {**settings.sdk, "key_deserializer": "bytes", "value_deserializer": "bytes"}
@@ -245,6 +274,7 @@ class Consumer:
         self._take_callbacks(settings.callbacks, sdk_settings)
         with kafka_exceptions("Consumer"):
             self._sdk = ConsumerDoor(**sdk_settings)
+        self._raised.wake = self._sdk.wakeup
         weakref.finalize(self, self._sdk.abandon).atexit = False
         if settings.logger is not None:
             self._sdk.use_logger(settings.logger)
@@ -252,16 +282,19 @@ class Consumer:
     def _take_callbacks(
         self, callbacks: Mapping[str, Callable[..., Any]], sdk_settings: dict[str, Any]
     ) -> None:
+        """Have the SDK run the callbacks; what they raise is kept for the present call."""
+        client_id, guarded = self._client_id, self._raised.run
         on_error, on_stats = callbacks.get("error_cb"), callbacks.get("stats_cb")
-        on_commit, client_id = callbacks.get("on_commit"), self._client_id
+        on_commit = callbacks.get("on_commit")
         if on_error is not None:
-            sdk_settings["on_error"] = lambda error: on_error(kafka_error(error))
+            sdk_settings["on_error"] = lambda error: guarded(on_error, event_error(error))
         if on_stats is not None:
-            sdk_settings["on_stats"] = lambda metrics: on_stats(
-                stats_json("consumer", client_id, _now_ms(), metrics)
+            sdk_settings["on_stats"] = lambda metrics: guarded(
+                on_stats, stats_json("consumer", client_id, _now_ms(), metrics)
             )
         if on_commit is not None:
-            sdk_settings["on_commit"] = lambda error, offsets: on_commit(
+            sdk_settings["on_commit"] = lambda error, offsets: guarded(
+                on_commit,
                 None if error is None else commit_failure(error),
                 [committed_row(one) for one in offsets],
             )
@@ -281,9 +314,14 @@ class Consumer:
             return self._poll_with_events(timeout)
         try:
             record = self._sdk.poll(None if timeout is None or timeout < 0 else timeout)
+        except WakeupError:
+            record = None
         except QuorumlogError as error:
             return self._event_of(error)
-        return None if record is None else message_of(record)
+        if record is None:  # else the next call raises it, and no record is lost
+            self._raised.take()
+            return None
+        return message_of(record)
 
     def _poll_with_events(self, timeout: float | None) -> Message | None:
         """Poll in slices, and look for ends of partitions in between."""
@@ -294,10 +332,13 @@ class Consumer:
                 return self._waiting.popleft()
             try:
                 record = self._sdk.poll(slice_s)
+            except WakeupError:
+                record = None
             except QuorumlogError as error:
                 return self._event_of(error)
             if record is not None:
                 return message_of(record)
+            self._raised.take()
             self._look_for_ends()
             left_s = END_LOOK_S if until_s is None else until_s - time.monotonic()
             if left_s <= 0 and not self._waiting:
@@ -357,8 +398,12 @@ class Consumer:
             if records and len(records) < num_messages:
                 left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
                 self._sdk.fill(records, num_messages, left_s)
+        except WakeupError:
+            records = []
         except QuorumlogError as error:
             return [self._event_of(error)]
+        if not records:
+            self._raised.take()
         return [message_of(one) for one in records]
 
     def _consume_with_events(self, most: int, limit_s: float | None) -> list[Message]:
@@ -559,9 +604,10 @@ class Consumer:
             raise _closed() from error
         except QuorumlogError as error:
             raise KafkaException(kafka_error(error)) from error
+        self._raised.take()
         if asynchronous:
             return None
-        if not done and rows != []:
+        if not done:
             raise KafkaException(KafkaError(LocalCode.NO_OFFSET))
         return [partition_of(one) for one in done or []]
 
@@ -578,13 +624,16 @@ class Consumer:
             msg = "expected either message or offsets"
             raise ValueError(msg)
         with kafka_exceptions("Consumer"):
+            assigned = self._sdk.assignment()
+            if any(one not in assigned for one in rows):
+                raise KafkaException(KafkaError(LocalCode.UNKNOWN_PARTITION))
             self._sdk.store_offsets(offsets=rows)
 
     def committed(
         self, partitions: list[TopicPartition], timeout: float | None = -1
     ) -> list[TopicPartition]:
         """Return the group's commits; `OFFSET_INVALID` where there is none."""
-        with kafka_exceptions("Consumer"):
+        with kafka_exceptions("Consumer", LocalCode.TIMED_OUT):
             found = self._sdk.committed(partitions_of(partitions), question_s(timeout))
         return [partition_of(one) for one in found]
 
@@ -622,6 +671,7 @@ class Consumer:
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the next offset of each partition; `OFFSET_INVALID` if it is not known yet."""
+        self._check_open()
         found = []
         for one in partitions:
             at = self._sdk.cached_position((one.topic, one.partition))
@@ -634,7 +684,7 @@ class Consumer:
     ) -> list[TopicPartition]:
         """Return the first offset at or after each ``offset`` in milliseconds; -1 if none is."""
         wait_s = question_s(timeout)
-        with kafka_exceptions("Consumer"):
+        with kafka_exceptions("Consumer", LocalCode.TIMED_OUT):
             rows = self._sdk.offsets_for_times(partitions_of(partitions), wait_s)
             found = [partition_of(one) for one in rows]
             for row, one in zip(found, rows, strict=True):
@@ -653,9 +703,10 @@ class Consumer:
 
         ``cached``: as the last fetch saw them, without a request; `OFFSET_INVALID` if none did.
         """
+        self._check_open()
         if cached:
             return self._sdk.cached_ends((partition.topic, partition.partition))
-        with kafka_exceptions("Consumer"):
+        with kafka_exceptions("Consumer", LocalCode.TIMED_OUT):
             one = sdk_partition(partition)
             return self._sdk.get_watermark_offsets(one, question_s(timeout))
 
@@ -686,10 +737,8 @@ class Consumer:
         )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Replace user and password for new connections; needs ``sasl.mechanisms=PLAIN``."""
-        if self._credentials is None or self._credentials.oauth is not None:
-            raise argument_error("set_sasl_credentials needs sasl.mechanisms=PLAIN")
-        self._credentials.user, self._credentials.password = username, password
+        """Replace user and password for new connections; used with ``sasl.mechanisms=PLAIN``."""
+        self._credentials.replace(username, password)
 
     # the end
 
@@ -702,6 +751,7 @@ class Consumer:
         self._forget_events()
         with kafka_exceptions("Consumer"):
             self._sdk.close()
+        self._raised.take()
 
     def __enter__(self) -> Self:
         return self
@@ -738,19 +788,26 @@ def offsets_of(
         msg = "message and offsets are mutually exclusive"
         raise ValueError(msg)
     if message is None:
-        return None if offsets is None else partitions_of(offsets)
+        return None if offsets is None else _valid(partitions_of(offsets))
     failure = message.error()
     if failure is not None:
         raise argument_error(
             f"the message is an event and has no offset to commit: {failure.str()}"
         )
     record = message.record
-    epoch = message.leader_epoch()
+    epoch, offset = message.leader_epoch(), message.offset()
+    if offset is None:
+        return []
     return [
         record_types.TopicPartition(
             record.topic, record.partition, record.offset + 1, leader_epoch=epoch
         )
     ]
+
+
+def _valid(rows: list[record_types.TopicPartition]) -> list[record_types.TopicPartition]:
+    """Return the rows with an offset to commit; others are ignored, as by the library."""
+    return [one for one in rows if one.offset is not None and one.offset >= 0]
 
 
 def committed_row(one: record_types.TopicPartition) -> TopicPartition:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from http_api.client.client_errors import ClosedError, QuorumlogError
+from http_api.client.client_errors import ClosedError, QuorumlogError, UnreachableError
 from http_api.client.compat.kafka_codes import LocalCode, kafka_number
 
 text = str  # `str` is a method of `KafkaError`
@@ -242,7 +242,9 @@ class KafkaError:
 
     def str(self) -> text:
         """Return the text: the reason that was given, else that of the number."""
-        return self._reason if self._reason is not None else _TEXTS.get(self._code, "Err?")
+        if self._reason is not None:
+            return self._reason
+        return _TEXTS.get(self._code, f"Err-{self._code}?")
 
     def fatal(self) -> bool:
         """Return True if the client can't go on."""
@@ -615,6 +617,12 @@ def kafka_error(error: BaseException, *, number: int | None = None) -> KafkaErro
     return KafkaError(code, str(error) or None, code in FATAL, is_retriable)
 
 
+def event_error(error: BaseException) -> KafkaError:
+    """Return what ``error_cb`` gets for an error that heals by itself."""
+    is_down = isinstance(error, UnreachableError)
+    return kafka_error(error, number=LocalCode.ALL_BROKERS_DOWN if is_down else None)
+
+
 FATAL: Final = frozenset({KafkaError.FENCED_INSTANCE_ID, LocalCode.FATAL})
 """Numbers after which a client has to be made anew."""
 
@@ -630,10 +638,11 @@ def not_implemented(call: str) -> KafkaException:
 
 
 @contextlib.contextmanager
-def kafka_exceptions(kind: str) -> Iterator[None]:
+def kafka_exceptions(kind: str, unreachable: int | None = None) -> Iterator[None]:
     """Raise errors of our client as `KafkaException`, and use after close as RuntimeError.
 
     ``kind`` is the word for the object: ``Consumer``, ``Producer`` or ``AdminClient``.
+    ``unreachable`` is the number for no broker's answer, if not ``_TRANSPORT``.
     """
     try:
         yield
@@ -641,4 +650,5 @@ def kafka_exceptions(kind: str) -> Iterator[None]:
         msg = f"{kind} closed: {error}"
         raise RuntimeError(msg) from error
     except QuorumlogError as error:
-        raise KafkaException(kafka_error(error)) from error
+        number = unreachable if isinstance(error, UnreachableError) else None
+        raise KafkaException(kafka_error(error, number=number)) from error

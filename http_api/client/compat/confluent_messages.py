@@ -57,7 +57,7 @@ def libversion() -> tuple[str, int]:
 
 def consistent(key: bytes, partition_count: int) -> int:
     """Return the partition of a key by crc32: where this cluster's producers put it, too."""
-    return zlib.crc32(key) % partition_count
+    return zlib.crc32(key) % _checked_count(partition_count)
 
 
 def fnv1a(key: bytes, partition_count: int) -> int:
@@ -66,7 +66,7 @@ def fnv1a(key: bytes, partition_count: int) -> int:
     for byte in key:
         found = (found ^ byte) * 0x01000193 & 0xFFFFFFFF
     signed = found - (1 << 32) if found & 0x80000000 else found
-    return abs(signed) % partition_count
+    return abs(signed) % _checked_count(partition_count)
 
 
 def murmur2(key: bytes, partition_count: int) -> int:
@@ -81,7 +81,14 @@ def murmur2(key: bytes, partition_count: int) -> int:
     if whole < len(key):
         found = (found ^ int.from_bytes(key[whole:], "little")) * mix & mask
     found = (found ^ found >> 13) * mix & mask
-    return ((found ^ found >> 15) & 0x7FFFFFFF) % partition_count
+    return ((found ^ found >> 15) & 0x7FFFFFFF) % _checked_count(partition_count)
+
+
+def _checked_count(partition_count: int) -> int:
+    if partition_count <= 0:
+        msg = "partition_count must be > 0"
+        raise ValueError(msg)
+    return partition_count
 
 
 class TopicPartition:
@@ -262,6 +269,17 @@ class Message(Generic[K, V]):
     def set_error(self, error: KafkaError | None) -> None:
         """Replace the error."""
         self.failure = error
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        mine = (self.record, self.failure, self.latency_s)
+        return mine == (other.record, other.failure, other.latency_s)
+
+    @override
+    def __hash__(self) -> int:
+        return hash((self.record.topic, self.record.partition, self.record.offset))
 
     def __len__(self) -> int:
         """Return the number of bytes of the value."""

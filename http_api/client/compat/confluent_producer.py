@@ -1,45 +1,35 @@
 """`Producer` with confluent-kafka's interface, over the SDK's.
 
-`PolledProducer` is the SDK's producer whose callbacks wait until the program polls: no thread of
-callbacks exists, and settled batches are taken a batch at a time. `Producer` translates arguments,
-errors and settings. Differences from confluent-kafka:
+`Producer` translates arguments, errors and settings, and runs callbacks of a `PolledProducer`.
+Differences from confluent-kafka:
 
 - A key lands by its crc32, as with librdkafka's default partitioner; Java producers use murmur2. An
   empty key is hashed, too. Other partitioners are refused.
 - Writes are idempotent unless ``enable.idempotence=False`` is set.
-- The first `produce` to a topic waits until the topic is looked up or created, and raises what
-  prevents it. Afterwards `produce` never waits.
 - A record that failed and has no callback is logged, and passed to ``error_cb``.
 - Transactions are not supported; their methods raise ``_NOT_IMPLEMENTED``.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from threading import RLock
 from types import TracebackType
 from typing import Any, Final, Self
 
-from typing_extensions import override
-
-from http_api.client.calls import Call
 from http_api.client.client_errors import (
     BufferFullError,
     ClosedError,
-    DeliveryError,
     InvalidRecordError,
-    OutcomeUnknownError,
     QuorumlogError,
 )
 from http_api.client.compat.confluent_errors import (
     KafkaError,
     KafkaException,
-    argument_error,
+    event_error,
     kafka_error,
     kafka_exceptions,
     not_implemented,
@@ -52,157 +42,20 @@ from http_api.client.compat.confluent_settings import (
     given_config,
     stats_json,
 )
-from http_api.client.compat.kafka_codes import LocalCode, kafka_number
-from http_api.client.sdk import producer as sdk
-from http_api.client.sdk.delivery import delivery_error
-from http_api.client.sdk.producer_topics import TopicState
-from http_api.client.sdk.record_batch import AwaitedRecord, RecordBatch
+from http_api.client.compat.kafka_codes import LocalCode
+from http_api.client.compat.polled_producer import PolledProducer, Report, report_error
 from http_api.client.sdk.record_types import Record
-from http_api.client.sdk.steps import steps_of
 from raft_metadata.common.clock import SystemClock
 
 DeliveryCallback = Callable[[KafkaError | None, Message], object]
-LOOK_UP_S: Final = 60.0
-"""Longest wait of a first `produce` for its topic."""
+QUESTION_S: Final = 60.0
+"""Longest wait for an answer where the program sets no limit."""
 EVENTS_MAX: Final = 1_000
 """Most errors and statistics that wait for a poll; the oldest are dropped."""
 DEFAULTS: Final = {"delivery_timeout_ms": 300_000, "buffer_memory": 1 << 30}
 """librdkafka's defaults where the SDK has others."""
 _MS: Final = 1_000
 _now_ms: Final = SystemClock().wall_ms
-
-
-@dataclass(slots=True, eq=False)
-class _Report:
-    """A settled batch whose callbacks are being run, and those that have not run yet."""
-
-    batch: RecordBatch
-    rest: Iterator[AwaitedRecord]
-    count: int
-    error: KafkaError | None
-    latency_s: float
-
-
-class PolledProducer(sdk.Producer):
-    """A producer of the SDK whose outcomes wait until they are taken. Any thread may use it."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        super().__init__(None, **settings)
-        self._runs_callbacks = True  # by `take_reports`: no thread is started for them
-        self.has_events: Callable[[], bool] = lambda: False
-        """Returns True if the owner has something else to run; a wait for reports ends then."""
-        self.put: Final[Callable[..., None]] = self._take
-        """Takes a record: topic, value, key, partition, headers, timestamp, callback."""
-
-    @property
-    def has_reports(self) -> bool:
-        """True if `take_reports` would return something at once."""
-        return self._core.has_reports
-
-    def take_reports(self, timeout_s: float | None) -> list[_Report]:
-        """Return settled batches with callbacks; wait for one, or for all to be settled."""
-        core = self._core
-        with self._lock:
-            if timeout_s is None or timeout_s > 0:
-                self._shell.wait_until(
-                    lambda: core.has_reports or self.has_events() or not self._context.is_usable,
-                    timeout_s,
-                )
-            return [self._report(*taken) for taken in core.take_reports()]
-
-    def _report(self, batch: RecordBatch, awaited: list[AwaitedRecord]) -> _Report:
-        error = None if batch.error is None else report_error(delivery_error(batch.error))
-        latency_s = (self._core.now_ms() - batch.opened_ms) / _MS
-        return _Report(batch, iter(awaited), len(awaited), error, latency_s)
-
-    def end_report(self, report: _Report) -> None:
-        """Count the callbacks of a batch as run."""
-        with self._lock:
-            self._core.end_report(report.batch, report.count)
-            self._shell.notify()
-
-    def push(self) -> None:
-        """Send what was taken without waiting for more."""
-        with self._lock:
-            self._core.seal_all()
-            self._core.bring_worker(self._shell)
-
-    def wait_settled(self, timeout_s: float | None) -> None:
-        """Wait until there is a report, or every record has an outcome."""
-        core = self._core
-        with self._lock:
-            self._shell.wait_until(
-                lambda: core.has_reports or self.has_events() or core.is_idle, timeout_s
-            )
-
-    def purge(self, *, takes_sealed: bool) -> list[_Report]:
-        """Settle records as purged, and return all reports; those of earlier outcomes come first.
-
-        A request that is under way is not taken back: its records may be written.
-        """
-        core = self._core
-        with self._lock:
-            reports = [self._report(*taken) for taken in core.take_reports()]
-            core.purge(takes_sealed=takes_sealed)
-            for batch, awaited in core.take_reports():
-                report = self._report(batch, awaited)
-                code = LocalCode.PURGE_QUEUE
-                if report.error is not None and batch.error is not None:
-                    is_doubtful = isinstance(delivery_error(batch.error), OutcomeUnknownError)
-                    code = LocalCode.PURGE_INFLIGHT if is_doubtful else LocalCode.PURGE_QUEUE
-                report.error = KafkaError(code)
-                reports.append(report)
-            core.bring_worker(self._shell)
-        return reports
-
-    def take_failure(self) -> DeliveryError | None:
-        """Return the error about failed records that nothing reports."""
-        with self._lock:
-            return self._core.take_failure()
-
-    @property
-    def log(self) -> logging.Logger:
-        """The logger of this producer."""
-        return self._context.log
-
-    def use_logger(self, logger: logging.Logger) -> None:
-        """Log to another logger than ``quorumlog.producer`` from now on."""
-        self._context.log = logger
-
-    def notify(self) -> None:
-        """Wake a thread that waits for reports."""
-        with self._lock:
-            self._shell.notify()
-
-    def ask(self, call: Call[Any], timeout_s: float) -> Any:
-        """Make a call to the cluster and return its result."""
-        self._context.check_open()
-        return self._shell.run(steps_of(call, self._context, self._shell.now_s, timeout_s))
-
-    @override
-    def _learn(self, topic: str) -> TopicState:
-        name: object = topic
-        if not isinstance(name, str):
-            msg = f"argument 1 must be str, not {type(name).__name__}"
-            raise TypeError(msg)
-        wait_s = min(LOOK_UP_S, self._config.delivery_timeout_ms / _MS)
-        return self._shell.run(self._core.topics.learn(topic, wait_s))
-
-    @override
-    def _flush(self, timeout: float | None) -> int:
-        """Wait for outcomes only: callbacks that nothing polls for any more do not run."""
-        self.push()
-        with self._lock:
-            self._shell.wait_until(lambda: self._core.is_idle, timeout)
-            return self._core.unsettled
-
-
-def report_error(error: QuorumlogError) -> KafkaError:
-    """Return the error of a delivery report: ``_MSG_TIMED_OUT`` where the time was over."""
-    number = kafka_number(error)
-    if error.retriable or number == LocalCode.TIMED_OUT:
-        number = int(LocalCode.MSG_TIMED_OUT)
-    return kafka_error(error, number=number)
 
 
 class _EventQueue:
@@ -253,7 +106,7 @@ class Producer:
         self._messages_max = settings.messages_max
         self._room = 0
         self._events = _EventQueue()
-        self._reports: deque[_Report] = deque()
+        self._reports: deque[Report] = deque()
         """Batches whose callbacks are to be run; only the thread that serves takes from it."""
         self._serving = RLock()
         self._is_closed = False
@@ -296,7 +149,7 @@ class Producer:
 
         Raises:
             BufferError: The queue is full: `poll`, and try again.
-            KafkaException: The topic can't be looked up or created, or the arguments are wrong.
+            KafkaException: The arguments are wrong.
             RuntimeError: The producer is closed.
         """
         if self._room <= 0:
@@ -436,12 +289,13 @@ class Producer:
     ) -> None:
         """Fail the messages that wait; their reports, with ``_PURGE_…``, come from `poll`.
 
-        With ``in_flight=False`` only those that no request has yet. ``blocking`` has no effect.
+        ``in_queue`` stands for those that no request can have yet, ``in_flight`` for the others.
+        ``blocking`` has no effect.
         """
         self._check_open()
         if not (in_queue or in_flight):
             return
-        reports = self._sdk.purge(takes_sealed=in_flight)
+        reports = self._sdk.purge(in_queue=in_queue, in_flight=in_flight)
         with self._serving:
             self._reports.extend(reports)
         self._sdk.take_failure()
@@ -484,10 +338,8 @@ class Producer:
             return str(self._sdk.ask(admin.cluster(), question_s(timeout)).cluster_id)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Replace user and password for new connections; needs ``sasl.mechanisms=PLAIN``."""
-        if self._credentials is None or self._credentials.oauth is not None:
-            raise argument_error("set_sasl_credentials needs sasl.mechanisms=PLAIN")
-        self._credentials.user, self._credentials.password = username, password
+        """Replace user and password for new connections; used with ``sasl.mechanisms=PLAIN``."""
+        self._credentials.replace(username, password)
 
     # transactions
 
@@ -532,7 +384,6 @@ class Producer:
             raise RuntimeError(msg)
 
     def __enter__(self) -> Self:
-        self._check_open()
         return self
 
     def __exit__(
@@ -553,7 +404,7 @@ def _add_callbacks(
     on_error, on_stats = callbacks.get("error_cb"), callbacks.get("stats_cb")
     client_id = sdk_settings.get("client_id")
     if on_error is not None:
-        sdk_settings["on_error"] = lambda error: events.put(on_error, kafka_error(error))
+        sdk_settings["on_error"] = lambda error: events.put(on_error, event_error(error))
     if on_stats is not None:
         sdk_settings["on_stats"] = lambda metrics: events.put(
             on_stats, stats_json("producer", client_id, _now_ms(), metrics)
@@ -572,7 +423,7 @@ def _seconds(timeout: float | None) -> float | None:
 
 def question_s(timeout: float | None) -> float:
     """Return the seconds in which a question is to be answered; -1 stands for a minute."""
-    return LOOK_UP_S if timeout is None or timeout < 0 else timeout
+    return QUESTION_S if timeout is None or timeout < 0 else timeout
 
 
 def _as_bytes(given: object) -> bytes | None:
@@ -591,6 +442,7 @@ def _produce_error(error: QuorumlogError) -> Exception:
         return _queue_full()
     if isinstance(error, ClosedError):
         return RuntimeError(f"Producer has been closed: {error}")
-    if isinstance(error, InvalidRecordError) and "expected bytes or str" in str(error):
-        return TypeError(str(error))
+    if isinstance(error, InvalidRecordError):
+        is_kind = "expected bytes or str" in str(error) or str(error).startswith("header")
+        return TypeError(str(error)) if is_kind else KafkaException(kafka_error(error))
     return KafkaException(kafka_error(error))

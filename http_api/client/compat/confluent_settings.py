@@ -42,7 +42,7 @@ class ClientSettings:
     messages_max: int = MESSAGES_MAX
     reports_errors_only: bool = False
     reports_partition_end: bool = False
-    credentials: Credentials | None = None
+    credentials: Credentials = field(default_factory=lambda: Credentials())  # noqa: PLW0108 defined below
 
 
 @dataclass(slots=True)
@@ -53,6 +53,13 @@ class Credentials:
     password: str | None = field(default=None, repr=False)
     oauth: Callable[[str], Any] | None = None
     oauth_config: str = ""
+
+    def replace(self, user: object, password: object) -> None:
+        """Take another user and password for new connections."""
+        if not isinstance(user, str) or not isinstance(password, str):
+            msg = "expected username and password as str"
+            raise TypeError(msg)
+        self.user, self.password = user, password
 
     def headers(self) -> Mapping[str, str]:
         """Return the header with the credentials as of now."""
@@ -280,10 +287,16 @@ _LIST: Final = "bootstrap_servers"
 def given_config(
     first: Mapping[str, Any] | None, keywords: Mapping[str, Any], kind: str
 ) -> dict[str, Any]:
-    """Return all settings by dotted names; keywords replace those of the mapping."""
+    """Return all settings by dotted names; keywords replace those of the mapping.
+
+    Those in ``default.topic.config`` replace both, as in the library.
+    """
     whole: object = first
     if whole is not None and not isinstance(whole, Mapping):
         msg = f"expected configuration dict, got {type(whole).__name__}"
+        raise TypeError(msg)
+    if first is None and not keywords:
+        msg = f"expected configuration dict for {kind}"
         raise TypeError(msg)
     given = {str(name): value for name, value in (first or {}).items()}
     for name, value in keywords.items():
@@ -291,11 +304,8 @@ def given_config(
     topic = given.pop("default.topic.config", None)
     if topic is not None:
         _log.warning("setting default.topic.config is deprecated: its settings are read as others")
-        given = {**topic, **given}
-    if not given:
-        msg = f"expected configuration dict for {kind}"
-        raise TypeError(msg)
-    return given
+        given |= topic
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _dotted(name: str) -> str:
@@ -497,6 +507,8 @@ def stats_json(kind: str, client_id: str | None, time_ms: int, metrics: Mapping[
             "tx_bytes": metrics.get("bytes_sent", 0),
             "txmsgs": metrics.get("records_sent", 0),
             "rxmsg_bytes": metrics.get("fetched_bytes", 0),
+            "brokers": {},
+            "topics": {},
             "quorumlog": dict(metrics),
         }
     )

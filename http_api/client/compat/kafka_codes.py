@@ -44,6 +44,7 @@ class LocalCode(IntEnum):
     MSG_TIMED_OUT = -192
     PARTITION_EOF = -191
     UNKNOWN_PARTITION = -190
+    ALL_BROKERS_DOWN = -187
     INVALID_ARG = -186
     TIMED_OUT = -185
     QUEUE_FULL = -184

@@ -307,7 +307,8 @@ class Producer:
 
     def __len__(self) -> int:
         """Return the number of records without an outcome, or whose callback has not run."""
-        return self._core.unsettled
+        with self._lock:
+            return self._core.unsettled
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for up to ``timeout`` seconds, then end; a second call only waits for the first.

@@ -555,14 +555,15 @@ class ProducerCore:
         self._sealed_records -= count
         self._complete(batch)
 
-    def purge(self, *, takes_sealed: bool) -> None:
+    def purge(self, *, takes_open: bool, takes_sealed: bool) -> None:
         """Settle records that are left as failed; those that come later are written as ever.
 
-        Without ``takes_sealed`` only open batches: no request can have their records.
+        No request can have the records of open batches; it may have those of sealed ones.
         """
-        for batch in self._open:
-            batch.deadline_ms = _PAST_MS
-        self.seal_all()
+        if takes_open:
+            for batch in self._open:
+                batch.deadline_ms = _PAST_MS
+            self.seal_all()
         for queue in list(self._active):
             queue.sender.expire(_FUTURE_MS if takes_sealed else _PAST_MS)
         self.has_news = True
