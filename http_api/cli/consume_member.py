@@ -7,6 +7,7 @@ committed only once it is printed, so one that standard output did not take is d
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Final
 
@@ -57,6 +58,8 @@ def consume_as_member(
             printed and committed.
         QuorumlogError: no broker answers, or the group refuses the member.
     """
+    # Troubles that heal by themselves are logged: on standard error they would look like failures.
+    logging.getLogger("quorumlog").addHandler(logging.NullHandler())
     until = {} if follow else _ends(client, topic)
     left = count
     with Consumer[StoredText | None, StoredText | None](
