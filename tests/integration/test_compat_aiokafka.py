@@ -11,6 +11,7 @@ import pytest
 
 from quorumlog import AsyncAdmin
 from quorumlog.compat.aiokafka import (
+    AIOKafkaClient,
     AIOKafkaConsumer,
     AIOKafkaProducer,
     ConsumerRebalanceListener,
@@ -30,6 +31,7 @@ from quorumlog.compat.aiokafka.errors import (
     OffsetOutOfRangeError,
     ProducerClosed,
     UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
 )
 from tests.support.live_cluster import LiveCluster, running
 
@@ -121,6 +123,8 @@ async def test_futures_have_the_outcomes(cluster: LiveCluster) -> None:
         cancelled.cancel()
         after = await producer.send_and_wait("futures", b"after", partition=0)
         assert after.offset == 1
+        made = await producer.send_and_wait("futures-made", b"1")  # a topic that is not there yet
+        assert made.offset == 0
     assert producer.client.cluster.partitions_for_topic("futures") == {0, 1}
     with pytest.raises(ProducerClosed):
         await producer.send("futures", b"late")
@@ -580,3 +584,74 @@ async def test_a_commit_after_a_loss(cluster: LiveCluster) -> None:
             await second.getone()
             with pytest.raises(CommitFailedError):
                 await first.commit({TopicPartition("lost", 0): 1})
+
+
+async def test_a_group_without_members(cluster: LiveCluster) -> None:
+    """Assigned partitions with a group: it keeps the commits, and nothing is shared."""
+    await cluster.create_topic("keeper", 1)
+    await write(cluster, "keeper", b"0", b"1", b"2")
+    tp = TopicPartition("keeper", 0)
+    options: dict[str, Any] = {"group_id": "keeper", "enable_auto_commit": False}
+    for first in (0, 2):
+        consumer = new_consumer(cluster, **options)
+        consumer.assign([tp])
+        async with consumer:
+            assert (await consumer.getone()).offset == first
+            await consumer.commit({tp: 2})
+
+
+async def test_a_loop_that_never_waits(cluster: LiveCluster) -> None:
+    """getmany without a time-out, again and again at once, gets its records."""
+    await cluster.create_topic("busy", 1)
+    await write(cluster, "busy", b"0")
+    async with asyncio.timeout(DONE_S), new_consumer(cluster, "busy") as consumer:
+        found: dict[TopicPartition, list[ConsumerRecord[Any, Any]]] = {}
+        while not found:
+            found = await consumer.getmany()
+        assert [one.value for one in found[TopicPartition("busy", 0)]] == [b"0"]
+
+
+async def test_another_subscription(cluster: LiveCluster) -> None:
+    """A subscription in place of another one: the listener gives up the former partitions."""
+    for name in ("former", "later"):
+        await cluster.create_topic(name, 1)
+        await write(cluster, name, name.encode())
+    consumer = new_consumer(cluster, "former", group_id="again", enable_auto_commit=False)
+    listener = Recorder(consumer)
+    async with consumer:
+        assert (await consumer.getone()).value == b"former"
+        consumer.subscribe(["later"], listener=listener)
+        assert consumer.assignment() == set()
+        assert (await consumer.getone()).value == b"later"
+        former, later = TopicPartition("former", 0), TopicPartition("later", 0)
+        assert listener.calls == [("revoked", {former}), ("assigned", {later})]
+        with pytest.raises(IllegalStateError):
+            consumer.assign([later])
+        consumer.unsubscribe()
+        with pytest.raises(IllegalStateError, match="Not subscribed"):
+            await consumer.commit()
+        consumer.assign([former])
+        assert await consumer.position(former) == 1  # the listener's commit
+        assert await consumer.seek_to_beginning()
+        assert (await consumer.getone()).value == b"former"
+
+
+async def test_the_client(cluster: LiveCluster) -> None:
+    """Brokers and topics, by a client of its own."""
+    await cluster.create_topic("seen", 2)
+    client = AIOKafkaClient(bootstrap_servers=",".join(servers(cluster)))
+    await client.bootstrap()
+    try:
+        found = await client.fetch_all_metadata()
+        assert "seen" in found.topics()
+        assert found.partitions_for_topic("seen") == {0, 1}
+        assert {one.nodeId for one in found.brokers()} == {1, 2, 3}
+        ports = {one.port for one in found.brokers()}
+        assert ports == {port for _, port, _ in client.hosts}
+        assert found.broker_metadata(9) is None
+        assert await client.add_topic("seen")
+        assert await client.force_metadata_update()
+        with pytest.raises(UnsupportedVersionError):
+            await client.send(1, object())
+    finally:
+        await client.close()

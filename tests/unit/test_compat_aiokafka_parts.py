@@ -30,7 +30,7 @@ from http_api.client.compat.aiokafka_batches import (
 from http_api.client.compat.aiokafka_consumer import consumer_settings
 from http_api.client.compat.aiokafka_errors import kafka_error
 from http_api.client.compat.aiokafka_settings import common_settings
-from http_api.client.network import ClientSecurity
+from http_api.client.network import ClientNetwork, ClientSecurity
 from quorumlog.compat.aiokafka import AIOKafkaConsumer, AIOKafkaProducer, errors
 from quorumlog.compat.aiokafka.abc import AbstractTokenProvider
 from quorumlog.compat.aiokafka.helpers import create_ssl_context
@@ -141,9 +141,11 @@ def test_security() -> None:
 
 
 def test_a_context_takes_the_place_of_files() -> None:
-    """`ClientSecurity` refuses a TLS context beside files."""
+    """Connections use a given TLS context; beside files it is refused."""
+    context = ssl.create_default_context()
+    assert ClientNetwork(security=ClientSecurity(context=context)).tls_context() is context
     with pytest.raises(ConfigError, match="context takes the place"):
-        ClientSecurity(context=ssl.create_default_context(), ca="ca.pem")
+        ClientSecurity(context=context, ca="ca.pem")
 
 
 def test_settings_without_effect_warn(caplog: pytest.LogCaptureFixture) -> None:

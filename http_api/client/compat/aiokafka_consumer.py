@@ -328,6 +328,7 @@ class AIOKafkaConsumer:
         reader, self._refresh_due_s = self._reader, None
         if wanted.kind == "":
             await self._translate(reader.unsubscribe())
+            self._is_rebalancing = False
         elif wanted.kind == "partitions":
             await self._assign(wanted.partitions)
             reader.pause(sdk_partitions(wanted.paused))
@@ -364,6 +365,14 @@ class AIOKafkaConsumer:
             found[TopicPartition(one.topic, one.partition)] = one.offset
         await self._assign(found)
 
+    async def _refresh(self) -> None:
+        """Look for more partitions; what prevents it is logged, and it is tried again later."""
+        try:
+            await self._assign_topics(self._subscription)
+        except KafkaError as error:
+            self._refresh_due_s = self._loop.time() + self._refresh_s
+            log.warning("partitions not looked up reason=%s", error)
+
     async def _topic(self, name: str) -> TopicInfo:
         return (await self._translate(self._reader.list_topics(name)))[name]
 
@@ -379,27 +388,27 @@ class AIOKafkaConsumer:
         wanted = self._subscription
         if not wanted.is_applied:
             return set(wanted.partitions)
-        if self._is_stopped:
-            return set()
-        return {TopicPartition(one.topic, one.partition) for one in self._reader.assignment()}
+        return set() if self._is_stopped else self._owned()
+
+    def _owned(self) -> set[TopicPartition]:
+        return _named(self._reader.assignment())
 
     # rebalances
 
-    async def _begin_revoke(self, _: object, __: object) -> None:
+    async def _begin_revoke(self, _: object, gone: Iterable[SdkPartition]) -> None:
         if not self._is_rebalancing:
             self._is_rebalancing = True
-            await self._call_listener("on_partitions_revoked", self.assignment())
+            await self._call_listener("on_partitions_revoked", self._owned() | _named(gone))
 
     async def _begin_assign(self, _: object, added: Iterable[SdkPartition]) -> None:
         if not self._is_rebalancing:
             self._is_rebalancing = True
-            new = {TopicPartition(one.topic, one.partition) for one in added}
-            await self._call_listener("on_partitions_revoked", self.assignment() - new)
+            await self._call_listener("on_partitions_revoked", self._owned() - _named(added))
 
     async def _end_rebalance(self) -> None:
         if self._is_rebalancing:
             self._is_rebalancing = False
-            await self._call_listener("on_partitions_assigned", self.assignment())
+            await self._call_listener("on_partitions_assigned", self._owned())
 
     async def _call_listener(self, name: str, partitions: set[TopicPartition]) -> None:
         listener = self._subscription.listener
@@ -492,11 +501,14 @@ class AIOKafkaConsumer:
         if due_s is not None:
             left_s = due_s - self._loop.time()
             if left_s <= 0:
-                await self._assign_topics(self._subscription)
+                await self._refresh()
             else:
                 timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         self._reader.select(partitions)
-        return await self._translate(self._reader.consume(most, timeout_s))
+        found = await self._translate(self._reader.consume(most, timeout_s))
+        if not found:
+            await asyncio.sleep(0)  # a program that asks again at once must not stop the fetching
+        return found
 
     def _check_running(self) -> None:
         if self._is_stopped:
@@ -773,6 +785,10 @@ class AIOKafkaConsumer:
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         """Return the partitions of a topic; None if it was not there at `start` or `topics`."""
         return self._client.cluster.partitions_for_topic(topic)
+
+
+def _named(partitions: Iterable[SdkPartition]) -> set[TopicPartition]:
+    return {TopicPartition(one.topic, one.partition) for one in partitions}
 
 
 def _check_count(name: str, count: object) -> None:
