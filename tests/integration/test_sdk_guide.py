@@ -14,7 +14,11 @@ import pytest
 from tests.support.live_cluster import LiveCluster, running
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("docs/guides/python-sdk.md", "docs/guides/idempotence.md")
+PAGES = (
+    "docs/guides/python-sdk.md",
+    "docs/guides/idempotence.md",
+    "docs/guides/aiokafka.md",
+)
 EXAMPLE = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
 
 
