@@ -523,12 +523,14 @@ async def test_no_position(cluster: LiveCluster) -> None:
     tp = TopicPartition("none", 0)
     options: dict[str, Any] = {"group_id": "none", "auto_offset_reset": "none"}
     async with new_consumer(cluster, "none", **options) as consumer:
-        with pytest.raises(NoOffsetForPartitionError):
+        with pytest.raises(NoOffsetForPartitionError) as unset:
             await consumer.getone()
+        assert unset.value.args[0] == tp
         consumer.seek(tp, 99)
-        with pytest.raises(OffsetOutOfRangeError):
+        with pytest.raises(OffsetOutOfRangeError) as lost:
             await consumer.getone()
-        consumer.seek(tp, 0)
+        assert lost.value.args[0] == {tp: 99}
+        await consumer.seek_to_beginning(*lost.value.args[0].keys())
         assert (await consumer.getone()).value == b"0"
     with pytest.raises(UnknownTopicOrPartitionError):
         async with new_consumer(cluster, "no-such-topic"):

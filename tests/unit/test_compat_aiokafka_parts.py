@@ -30,6 +30,11 @@ from http_api.client.compat.aiokafka_batches import (
 from http_api.client.compat.aiokafka_consumer import consumer_settings
 from http_api.client.compat.aiokafka_errors import kafka_error
 from http_api.client.compat.aiokafka_settings import common_settings
+from http_api.client.compat.aiokafka_types import (
+    RangePartitionAssignor,
+    RoundRobinPartitionAssignor,
+    StickyPartitionAssignor,
+)
 from http_api.client.network import ClientNetwork, ClientSecurity
 from quorumlog.compat.aiokafka import AIOKafkaConsumer, AIOKafkaProducer, errors
 from quorumlog.compat.aiokafka.abc import AbstractTokenProvider
@@ -205,8 +210,12 @@ def test_assignors() -> None:
         "max_partition_fetch_bytes max_poll_interval_ms session_timeout_ms"
     )
     given: dict[str, Any] = dict.fromkeys(names.split(), 1)
-    for name, ours in (("roundrobin", None), ("sticky", "uniform"), ("range", "range")):
-        strategy = type("Assignor", (), {"name": name})
+    strategies = {
+        RoundRobinPartitionAssignor: None,
+        StickyPartitionAssignor: "uniform",
+        RangePartitionAssignor: "range",
+    }
+    for strategy, ours in strategies.items():
         found = consumer_settings(given | {"partition_assignment_strategy": [strategy]})
         assert found["assignor"] == ours
         assert found["fetch_max_wait_ms"] == 30_000

@@ -30,6 +30,8 @@ from http_api.client.compat.aiokafka_errors import (
     IllegalStateError,
     KafkaConfigurationError,
     KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
     kafka_error,
 )
 from http_api.client.compat.aiokafka_reader import PartitionReader, sdk_partitions
@@ -46,6 +48,7 @@ from http_api.client.compat.aiokafka_types import (
     ConsumerRecord,
     OffsetAndMetadata,
     OffsetAndTimestamp,
+    RoundRobinPartitionAssignor,
     TopicPartition,
     checked_offsets,
 )
@@ -74,12 +77,6 @@ MANY: Final = 10_000
 """Most records of one `getmany` if a program names no limit."""
 ASSIGNORS: Final = {"roundrobin": None, "sticky": "uniform", "range": "range"}
 """Our assignors by the names of aiokafka's; None: the group's default."""
-
-
-class RoundRobinPartitionAssignor:
-    """Stands for the default way in which a group shares partitions."""
-
-    name = "roundrobin"
 
 
 @dataclass(slots=True)
@@ -430,8 +427,9 @@ class AIOKafkaConsumer:
 
         Raises:
             ConsumerStoppedError: The consumer is stopped.
-            OffsetOutOfRangeError: With ``auto_offset_reset="none"`` only.
-            NoOffsetForPartitionError: The same, for a partition without a commit.
+            OffsetOutOfRangeError: With ``auto_offset_reset="none"`` only; ``args[0]`` maps
+                partitions to their offsets.
+            NoOffsetForPartitionError: The same, for a partition without a commit, ``args[0]``.
             KafkaError: Brokers refuse the credentials or the subscription.
         """
         if not partitions and self._subscription.is_applied:
@@ -505,10 +503,22 @@ class AIOKafkaConsumer:
             else:
                 timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         self._reader.select(partitions)
-        found = await self._translate(self._reader.consume(most, timeout_s))
+        try:
+            found = await self._translate(self._reader.consume(most, timeout_s))
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            raise self._position_error(error) from error.__cause__
         if not found:
             await asyncio.sleep(0)  # a program that asks again at once must not stop the fetching
         return found
+
+    def _position_error(self, error: KafkaError) -> KafkaError:
+        """Return an error whose first argument names the partitions, as programs read it."""
+        failed = self._reader.failed_places()
+        unset = [TopicPartition(*place) for place, offset in failed.items() if offset is None]
+        lost = {TopicPartition(*place): at for place, at in failed.items() if at is not None}
+        if isinstance(error, OffsetOutOfRangeError) and lost:
+            return OffsetOutOfRangeError(lost)
+        return NoOffsetForPartitionError(unset[0]) if unset else error
 
     def _check_running(self) -> None:
         if self._is_stopped:

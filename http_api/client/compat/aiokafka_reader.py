@@ -177,6 +177,11 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         """Return the time at which the last page of a partition was opened; None: none was."""
         return self._seen_ms.get(place)
 
+    def failed_places(self) -> dict[Place, int | None]:
+        """Return the partitions whose reading has stopped, with the offset; None: no start."""
+        failed = [one for one in self._work.positions.states.values() if one.error is not None]
+        return {one.place: one.position.offset if one.position else None for one in failed}
+
     async def record_at(
         self, place: Place, timestamp_ms: int, timeout: float | None = None
     ) -> tuple[int, int] | None:
