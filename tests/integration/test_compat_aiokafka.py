@@ -26,6 +26,7 @@ from quorumlog.compat.aiokafka.errors import (
     CommitFailedError,
     IllegalStateError,
     KafkaConnectionError,
+    KafkaTimeoutError,
     MessageSizeTooLargeError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
@@ -657,3 +658,20 @@ async def test_the_client(cluster: LiveCluster) -> None:
             await client.send(1, object())
     finally:
         await client.close()
+
+
+@pytest.mark.slow
+async def test_an_outcome_that_is_not_known_in_time(cluster: LiveCluster) -> None:
+    """No broker answers for request_timeout_ms: the future raises KafkaTimeoutError."""
+    await cluster.create_topic("late", 1)
+    async with new_producer(cluster, request_timeout_ms=700) as producer:
+        await producer.send_and_wait("late", b"0")
+        for broker in cluster.brokers:
+            cluster.pause(f"broker-{broker.id}")
+        try:
+            future = await producer.send("late", b"1")
+            with pytest.raises(KafkaTimeoutError):
+                await future
+        finally:
+            for broker in cluster.brokers:
+                cluster.resume(f"broker-{broker.id}")
