@@ -73,9 +73,20 @@ pictures: .venv ## the README's diagram, and a new recording of kill -9 under lo
 bench: .venv ## the figures next to their budgets and to the least cost on this machine
 	@$(PYTHON) -m benchmarks.run $(ARGS)
 
+.PHONY: kafka
+kafka: .venv ## fetch Apache Kafka and confluent-kafka (Maven is needed): `make bench ARGS="--only client"` then measures them beside the SDK
+	@mkdir -p .cache/kafka
+	@mvn -q -B -f benchmarks/kafka_pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.cache/kafka/libs
+	@$(PYTHON) -m venv .cache/kafka/venv
+	@.cache/kafka/venv/bin/pip install -q confluent-kafka==2.16.1
+
 .PHONY: bench-metadata
 bench-metadata: .venv ## what 10,000 and 100,000 partitions cost: made, moved, joined; ARGS="--only fencing" for false fencings
 	@$(PYTHON) -m benchmarks.metadata $(ARGS)
+
+.PHONY: wheels
+wheels: .venv ## dist/quorumlog_client-*.whl for programs and Spark's executors, dist/quorumlog-*.whl with the server
+	@$(PYTHON) .ci/wheels.py dist
 
 .PHONY: up
 up: .venv ## a local cluster on http://127.0.0.1:8082, kept in ./quorumlog-data

@@ -2,7 +2,7 @@
 
 Replication factor 3, acks=all, flush=ack, values of 100 bytes, six partitions. The floor of the
 writers is what ready-made requests of 1,000 records reach in the same run: a slower machine lowers
-both.
+both. Programs written for confluent-kafka follow, through the SDK and against Kafka itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks import beside_kafka
 from benchmarks.processes import ROOT
 from benchmarks.report import Budget, Row, at_least, at_most, ratio_at_least
 
@@ -47,15 +48,25 @@ async def measure(product: Product, seconds: float, rounds: int) -> list[Row]:
         for mode, figures in runs.items():
             figures.append(_write(mode, urls, seconds))
     raw = statistics.median(_per_second(each) for each in runs["raw"])
+    readers = _readers(urls, seconds)
     rows = [
         _throughput("produce, no key, no callback", runs["plain"], raw, PRODUCED),
         _throughput("produce, keyed, with on_delivery", runs["keyed"], raw, KEYED),
         _throughput("produce, asyncio, no key", runs["asyncio"], raw, None),
         _memory(runs["plain"]),
         _one_at_a_time(_write("send", urls, seconds)),
-        *_readers(urls, seconds),
+        *readers,
+        _arrival(_read("latency", urls, seconds, 1)[0]),
         _import_time(),
     ]
+    own_per_s = {
+        mode: statistics.median(_per_second(each) for each in runs[mode])
+        for mode in ("plain", "keyed")
+    }
+    for mode in ("consume", "poll"):
+        (found,) = [one for one in readers if one.what == f"SDK {mode}, one consumer"]
+        own_per_s[mode] = found.value or 0.0
+    rows += beside_kafka.measure(urls, TOPIC, own_per_s, seconds, rounds)
     await product.delete_topic(TOPIC)
     return rows
 
@@ -166,6 +177,16 @@ def _one_at_a_time(figures: dict[str, Any]) -> Row:
         value=figures["p50_ms"],
         budget=SEND_BUDGET,
         note=f"p99 {figures['p99_ms']:.2f} ms, {_per_second(figures):,.0f} records/s",
+    )
+
+
+def _arrival(figures: dict[str, Any]) -> Row:
+    return Row(
+        what="record acknowledged → at a waiting SDK consumer, p50",
+        product=f"{figures['p50_ms']:.1f} ms",
+        value=figures["p50_ms"],
+        budget=at_most(20, " ms"),
+        note=f"p99 {figures['p99_ms']:.1f} ms, {figures['records']} records",
     )
 
 

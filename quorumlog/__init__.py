@@ -54,12 +54,19 @@ from http_api.client.sdk.record_types import (
 
 if TYPE_CHECKING:
     from http_api.client.sdk.admin_client import Admin as Admin
+    from http_api.client.sdk.admin_resources import ClusterDescription as ClusterDescription
+    from http_api.client.sdk.admin_resources import ClusterHealth as ClusterHealth
+    from http_api.client.sdk.admin_resources import ClusterHealthReason as ClusterHealthReason
+    from http_api.client.sdk.admin_resources import ConfigResource as ConfigResource
     from http_api.client.sdk.admin_resources import (
-        ConfigResource as ConfigResource,
+        ConsumerGroupDescription as ConsumerGroupDescription,
     )
-    from http_api.client.sdk.admin_resources import (
-        NewTopic as NewTopic,
-    )
+    from http_api.client.sdk.admin_resources import ConsumerGroupMember as ConsumerGroupMember
+    from http_api.client.sdk.admin_resources import NewTopic as NewTopic
+    from http_api.client.sdk.admin_resources import QuorumDescription as QuorumDescription
+    from http_api.client.sdk.admin_resources import QuorumObserver as QuorumObserver
+    from http_api.client.sdk.admin_resources import QuorumVoter as QuorumVoter
+    from http_api.client.sdk.admin_resources import TopicDescription as TopicDescription
     from http_api.client.sdk.async_admin_client import AsyncAdmin as AsyncAdmin
     from http_api.client.sdk.async_consumer import AsyncConsumer as AsyncConsumer
     from http_api.client.sdk.async_producer import AsyncProducer as AsyncProducer
@@ -80,10 +87,15 @@ __all__ = [
     "BufferFullError",
     "ClientSecurity",
     "ClosedError",
+    "ClusterDescription",
+    "ClusterHealth",
+    "ClusterHealthReason",
     "CommitError",
     "ConfigError",
     "ConfigResource",
     "Consumer",
+    "ConsumerGroupDescription",
+    "ConsumerGroupMember",
     "DeliveryError",
     "FencedError",
     "InvalidRecordError",
@@ -94,37 +106,53 @@ __all__ = [
     "OutcomeUnknownError",
     "Producer",
     "ProtocolError",
+    "QuorumDescription",
+    "QuorumObserver",
+    "QuorumVoter",
     "QuorumlogError",
     "Receipt",
     "Record",
     "ThrottledError",
+    "TopicDescription",
     "TopicPartition",
     "UnreachableError",
     "UnreadableRecordError",
     "WakeupError",
 ]
 
+_RESOURCES = "http_api.client.sdk.admin_resources"
 _LAZY = {
     "Admin": "http_api.client.sdk.admin_client",
     "AsyncAdmin": "http_api.client.sdk.async_admin_client",
     "AsyncConsumer": "http_api.client.sdk.async_consumer",
     "AsyncProducer": "http_api.client.sdk.async_producer",
-    "ConfigResource": "http_api.client.sdk.admin_resources",
+    "ClusterDescription": _RESOURCES,
+    "ClusterHealth": _RESOURCES,
+    "ClusterHealthReason": _RESOURCES,
+    "ConfigResource": _RESOURCES,
+    "ConsumerGroupDescription": _RESOURCES,
+    "ConsumerGroupMember": _RESOURCES,
+    "NewTopic": _RESOURCES,
+    "QuorumDescription": _RESOURCES,
+    "QuorumObserver": _RESOURCES,
+    "QuorumVoter": _RESOURCES,
+    "TopicDescription": _RESOURCES,
     "Consumer": "http_api.client.sdk.consumer",
-    "NewTopic": "http_api.client.sdk.admin_resources",
     "Producer": "http_api.client.sdk.producer",
 }
 """The classes, by their modules: a program pays for those that it uses."""
 
 
-def __getattr__(name: str) -> object:
-    """Import a class when it is first used."""
-    module = _LAZY.get(name)
-    if module is None:
-        msg = f"module 'quorumlog' has no attribute {name!r}"
-        raise AttributeError(msg)
-    import importlib
+if not TYPE_CHECKING:  # a checker would take any name for one of the module
 
-    found: object = getattr(importlib.import_module(module), name)
-    globals()[name] = found
-    return found
+    def __getattr__(name: str) -> object:
+        """Import a class when it is first used."""
+        module = _LAZY.get(name)
+        if module is None:
+            msg = f"module 'quorumlog' has no attribute {name!r}"
+            raise AttributeError(msg)
+        import importlib
+
+        found: object = getattr(importlib.import_module(module), name)
+        globals()[name] = found
+        return found

@@ -2,8 +2,8 @@
 
 A record is a line of text, or an object of JSON with all that is known of it. What a tail or a
 group hands over is printed and flushed before more is read, so that no token and no commit covers
-a record that was not printed. A tail brings records with their types; `shown_record` turns them
-into the form of a page, in which keys and values are JSON, or base64 with ``--binary``.
+a record that was not printed. A tail and a group bring records with their types; `shown_half` turns
+these into the form of a page, in which keys and values are JSON, or base64 with ``--binary``.
 """
 
 from __future__ import annotations
@@ -74,23 +74,40 @@ def shown_record(record: TailRecord, topic: str, *, binary: bool) -> Record:
         click.ClickException: bytes that are not JSON, without ``binary``.
     """
     headers = [{"key": each["name"], "value": each["value"]} for each in record.headers]
-    shown = {}
-    for half, typed in (("key", record.key), ("value", record.value)):
-        text = _base64_of(typed) if binary else _json_of(typed)
-        if text is None:
-            place = f"{topic}:{record.partition_id} at offset {record.offset}"
-            msg = f"the {half} of {place} is not JSON; try --binary"
-            raise click.ClickException(msg)
-        shown[half] = msgspec.Raw(text)
+    place = f"{topic}:{record.partition_id} at offset {record.offset}"
     return Record(
         topic=topic,
         partition=record.partition_id,
         offset=record.offset,
-        key=shown["key"],
-        value=shown["value"],
+        key=shown_half("key", record.key, place, binary=binary),
+        value=shown_half("value", record.value, place, binary=binary),
         timestamp=milliseconds_of(record.timestamp),
         headers=headers or None,
     )
+
+
+def shown_half(half: str, typed: Typed, place: str, *, binary: bool) -> msgspec.Raw:
+    """Return a key or value (``half``) of the record at ``place`` as a page would hold it.
+
+    Raises:
+        click.ClickException: bytes that are not JSON, without ``binary``.
+    """
+    text = _base64_of(typed) if binary else _json_of(typed)
+    if text is None:
+        msg = f"the {half} of {place} is not JSON; try --binary"
+        raise click.ClickException(msg)
+    return msgspec.Raw(text)
+
+
+def encode_headers(
+    headers: Iterable[tuple[str, bytes | None]],
+) -> list[dict[str, str | None]] | None:
+    """Return headers with their values in base64; None if there are none."""
+    rows: list[dict[str, str | None]] = [
+        {"key": name, "value": None if value is None else base64.b64encode(value).decode()}
+        for name, value in headers
+    ]
+    return rows or None
 
 
 def _json_of(typed: Typed) -> bytes | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from importlib.util import find_spec
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -25,6 +26,9 @@ Place = tuple[str, int]
 """(topic, partition)."""
 
 DEFAULT_TIMEOUT_S = 30.0
+
+HAS_ZSTD: Final = find_spec("zstandard") is not None
+"""True if zstandard is installed: compressed answers are accepted only then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ class Request:
 
     @property
     def headers(self) -> dict[str, str]:
-        coding = ZSTD if self.decoded_max else "identity"
+        coding = ZSTD if self.decoded_max and HAS_ZSTD else "identity"
         headers = {"Accept": self.accept, "Accept-Encoding": coding}
         if self.body is not None:
             headers["Content-Type"] = self.content_type

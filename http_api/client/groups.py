@@ -1,8 +1,8 @@
-"""Calls about consumer groups: an instance's life (v2 API), and groups from outside (v3 API).
+"""Calls about consumer groups: those of a member that reads for itself, and those from outside.
 
-Used by `group_consumer.GroupConsumer`, `quorumlog group` and programs of users. An instance is
-created, subscribes or is assigned partitions, polls, commits, and is deleted. Offsets are always
-the next one to read. Each function returns a `Call`; nothing here does I/O.
+Used by the SDK's consumers and admin, and by `quorumlog group`. A member joins, sends heartbeats,
+commits and leaves. Offsets are always the next one to read. Each function returns a `Call`; nothing
+here does I/O.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from urllib.parse import quote
 import orjson
 
 from http_api.client.calls import (
-    Answer,
     Call,
     Place,
     Request,
-    path_of,
     read_list,
     read_nothing,
     read_one,
     v3_path,
 )
-from http_api.client.consumer import DEFAULT_MAX_BYTES, Record, decode_records
 from http_api.contract.group_resources import (
     CommittedOffset,
     GroupInfo,
@@ -40,7 +37,6 @@ from http_api.contract.group_resources import (
     membership_of,
     repair_of,
 )
-from http_api.contract.media_types import V2, V2_BINARY, V2_JSON
 
 __all__ = [
     "CommittedOffset",
@@ -55,134 +51,6 @@ __all__ = [
 GROUPS = "consumer-groups"
 GROUP_TIMEOUT_S = 15.0
 """Seconds for one attempt; a coordinator that is taking over answers within a few."""
-_NETWORK_MARGIN_S = 15.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceSettings:
-    """Settings with which an instance reads. Times are in milliseconds."""
-
-    auto_offset_reset: str = "latest"
-    """``earliest``, ``latest`` or ``none``: start of a partition without a committed offset."""
-    binary: bool = False
-    session_timeout_ms: int = 45_000
-    """Without a call for this long the instance expires and its partitions are reassigned."""
-
-
-# calls of an instance
-
-
-def create_instance(group: str, name: str, settings: InstanceSettings) -> Call[None]:
-    """Return the call that creates an instance with auto-commit off.
-
-    Without auto-commit only those offsets are committed whose records the client received.
-    """
-    body = {
-        "name": name,
-        "format": "binary" if settings.binary else "json",
-        "auto.offset.reset": settings.auto_offset_reset,
-        "enable.auto.commit": False,
-        "session.timeout.ms": settings.session_timeout_ms,
-    }
-    return read_nothing(_post(path_of("consumers", group), body))
-
-
-def delete_instance(group: str, name: str) -> Call[None]:
-    """Return the call that makes an instance leave the group at once; a repeat gets a 404."""
-    path = _path(group, name)
-    return read_nothing(Request(method="DELETE", path=path, accept=V2, timeout_s=GROUP_TIMEOUT_S))
-
-
-def subscribe(group: str, name: str, topics: Iterable[str]) -> Call[None]:
-    """Return the call that joins the group for these topics and answers after the join."""
-    body = {"topics": list(topics)}
-    return read_nothing(_post(_path(group, name, "subscription"), body, repeatable=True))
-
-
-def assign(group: str, name: str, partitions: Iterable[Place]) -> Call[None]:
-    """Return the call that assigns partitions by hand, outside of the group's rebalancing."""
-    path = _path(group, name, "assignments")
-    return read_nothing(_post(path, _partitions(partitions), repeatable=True))
-
-
-def assignment(group: str, name: str) -> Call[list[Place]]:
-    """Return the call that lists the partitions that the instance owns now."""
-    path = _path(group, name, "assignments")
-    request = Request(method="GET", path=path, accept=V2, timeout_s=GROUP_TIMEOUT_S)
-    return read_one(
-        request, lambda body: [(row["topic"], row["partition"]) for row in body["partitions"]]
-    )
-
-
-def poll(
-    group: str,
-    name: str,
-    *,
-    wait_ms: int,
-    max_bytes: int = DEFAULT_MAX_BYTES,
-    binary: bool = False,
-) -> Call[list[Record]]:
-    """Return the call that reads the next records and moves the instance's positions.
-
-    Because it moves positions it is never sent again: records in a lost answer are not delivered
-    (rule F2).
-    """
-    query = {"timeout": wait_ms, "max_bytes": max_bytes}
-    request = Request(
-        method="GET",
-        path=_path(group, name, "records", query=query),
-        accept=V2_BINARY if binary else V2_JSON,
-        timeout_s=wait_ms / 1000 + _NETWORK_MARGIN_S,
-        repeatable=False,
-    )
-    return Call(request, decode_records)
-
-
-def commit(group: str, name: str, offsets: Mapping[Place, int]) -> Call[None]:
-    """Return the call that commits the next offsets to read.
-
-    It may be repeated: an older commit that arrives late does not replace a newer one.
-    """
-    return read_nothing(_post(_path(group, name, "offsets"), _offsets(offsets), repeatable=True))
-
-
-def committed(group: str, name: str, partitions: Iterable[Place]) -> Call[dict[Place, int]]:
-    """Return the call that reads committed offsets; partitions without one are left out."""
-
-    def parse(answer: Answer) -> dict[Place, int]:
-        rows = answer.json()["offsets"]
-        return {(row["topic"], row["partition"]): row["offset"] for row in rows}
-
-    request = Request(
-        method="GET",
-        path=_path(group, name, "offsets"),
-        body=orjson.dumps(_partitions(partitions)),
-        content_type=V2,
-        accept=V2,
-        timeout_s=GROUP_TIMEOUT_S,
-    )
-    return Call(request, parse)
-
-
-def positions(group: str, name: str) -> Call[dict[Place, int]]:
-    """Return the call that reads the next offset to be delivered of each partition owned."""
-    path = _path(group, name, "positions")
-    request = Request(method="GET", path=path, accept=V2, timeout_s=GROUP_TIMEOUT_S)
-    return read_one(
-        request,
-        lambda body: {(row["topic"], row["partition"]): row["offset"] for row in body["offsets"]},
-    )
-
-
-def seek(group: str, name: str, offsets: Mapping[Place, int]) -> Call[None]:
-    """Return the call that makes the instance continue reading at these offsets."""
-    return read_nothing(_post(_path(group, name, "positions"), _offsets(offsets), repeatable=True))
-
-
-def seek_to_edge(group: str, name: str, partitions: Iterable[Place], edge: str) -> Call[None]:
-    """Return the call that moves the instance to the ``beginning`` or the ``end`` of partitions."""
-    path = _path(group, name, "positions", edge)
-    return read_nothing(_post(path, _partitions(partitions), repeatable=True))
 
 
 # calls of a member that reads for itself
@@ -368,14 +236,14 @@ def skip_records(
         ]
     }
     path = v3_path(cluster_id, GROUPS, group, "offsets:skip")
-    return read_nothing(_post_v3(path, body, repeatable=True))
+    return read_nothing(_post(path, body, repeatable=True))
 
 
 def repair_group(cluster_id: str, group: str, *, validate_only: bool = False) -> Call[GroupRepair]:
     """Return the call that lets a held group go on; 409/40903 if the group is not held."""
     path = v3_path(cluster_id, GROUPS, f"{group}:repair")
     body = {"validate_only": validate_only}
-    return read_one(_post_v3(path, body, repeatable=validate_only), repair_of)
+    return read_one(_post(path, body, repeatable=validate_only), repair_of)
 
 
 def evict(cluster_id: str, group: str, member_id: str) -> Call[None]:
@@ -393,7 +261,7 @@ def _delete(path: str) -> Request:
     return Request(method="DELETE", path=path, timeout_s=GROUP_TIMEOUT_S)
 
 
-def _post_v3(path: str, body: object, *, repeatable: bool) -> Request:
+def _post(path: str, body: object, *, repeatable: bool) -> Request:
     return Request(
         method="POST",
         path=path,
@@ -401,38 +269,9 @@ def _post_v3(path: str, body: object, *, repeatable: bool) -> Request:
         timeout_s=GROUP_TIMEOUT_S,
         repeatable=repeatable,
     )
-
-
-def _path(group: str, name: str, *what: str, query: Mapping[str, object] | None = None) -> str:
-    return path_of("consumers", group, "instances", name, *what, query=query)
 
 
 def _get(cluster_id: str, *parts: object) -> Request:
     return Request(
         method="GET", path=v3_path(cluster_id, GROUPS, *parts), timeout_s=GROUP_TIMEOUT_S
     )
-
-
-def _post(path: str, body: object, *, repeatable: bool | None = None) -> Request:
-    return Request(
-        method="POST",
-        path=path,
-        body=orjson.dumps(body),
-        content_type=V2,
-        accept=V2,
-        timeout_s=GROUP_TIMEOUT_S,
-        repeatable=repeatable,
-    )
-
-
-def _partitions(partitions: Iterable[Place]) -> dict[str, Any]:
-    return {"partitions": [{"topic": topic, "partition": number} for topic, number in partitions]}
-
-
-def _offsets(offsets: Mapping[Place, int]) -> dict[str, Any]:
-    return {
-        "offsets": [
-            {"topic": topic, "partition": number, "offset": offset}
-            for (topic, number), offset in offsets.items()
-        ]
-    }

@@ -7,6 +7,7 @@ take. Each function returns a `Call`; nothing here does I/O.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -45,6 +46,29 @@ def partition_leaders(topic: str) -> Call[Sequence[int]]:
             raise ProtocolError(msg) from error
 
     return Call(Request(method="GET", path=path_of("topics", topic, "partitions")), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLimits:
+    """Configs of a topic that decide whether a value is split."""
+
+    max_message_bytes: int
+    is_compacted: bool
+
+
+def topic_limits(topic: str) -> Call[TopicLimits]:
+    """Return the call that reads the limits of a topic."""
+
+    def parse(answer: Answer) -> TopicLimits:
+        try:
+            configs = answer.json()["configs"]
+            limit, policy = int(configs["max.message.bytes"]), str(configs["cleanup.policy"])
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"expected the configs of {topic}, got {answer.body[:100]!r}"
+            raise ProtocolError(msg) from error
+        return TopicLimits(limit, "compact" in policy.split(","))
+
+    return Call(Request(method="GET", path=path_of("topics", topic)), parse)
 
 
 def auto_create_topic(cluster_id: str, name: str) -> Call[None]:

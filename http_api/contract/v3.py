@@ -4,7 +4,7 @@ The routes of `http_api.server.routes.v3` fill the dataclasses of `contract.reso
 metadata image, and the functions below turn them into resources. Each resource names itself by its
 URL and its crn (Confluent resource name), both made by `Links`. In order: clusters, brokers,
 topics, partitions; moves of replicas, elections, features, drains; configs, of which ``meaning``,
-``expected`` and ``update`` (live | restart) extend Confluent's fields.
+``expected`` and ``update`` (live | restart) extend Confluent's fields; the cluster's health.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from http_api.contract.resources import (
         BrokerInfo,
         ConfigInfo,
@@ -315,4 +317,41 @@ def config(links: Links, owner: ConfigOwner, info: ConfigInfo) -> JsonObject:
         "meaning": info.meaning,
         "expected": info.expected,
         "update": info.update,
+    }
+
+
+def health_reason(
+    code: str, status: str, message: str, count: int, examples: Sequence[str]
+) -> JsonObject:
+    """Return a reason why the cluster is not healthy."""
+    return {
+        "code": code,
+        "status": status,
+        "message": message,
+        "count": count,
+        "examples": list(examples),
+    }
+
+
+def health(
+    links: Links,
+    status: str,
+    reasons: list[JsonObject],
+    counts: Mapping[str, int],
+    controller_id: int | None,
+    metadata_offset: int,
+) -> JsonObject:
+    """Return the cluster's health; ``status`` is healthy, degraded or unhealthy."""
+    return {
+        "kind": "KafkaClusterHealth",
+        "metadata": {
+            "self": f"{links.url()}:health",
+            "resource_name": f"crn:///kafka={links.cluster_id}/health",
+        },
+        "cluster_id": links.cluster_id,
+        "status": status,
+        "reasons": reasons,
+        "counts": dict(counts),
+        "controller_id": controller_id,
+        "metadata_offset": metadata_offset,
     }

@@ -79,19 +79,40 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
 }
 SHARED_CLASS_NAMES: dict[str, str] = {  # class → why two modules may define it
     "Answer": "a reply: of the HTTP API in the client, of a broker in the peer frames",
+    "BrokerMetadata": "a broker as programs for aiokafka and for confluent-kafka know it",
     "ClusterDescription": "the file that `quorumlog up` writes, and the SDK's answer of a cluster",
     "ClusterHealth": "the verdict that a broker judges, and the SDK's reading of the answer",
+    "ClusterMetadata": "the cluster as programs for aiokafka and for confluent-kafka know it",
     "Controller": "the deciding core, and the port by which its HTTP listener sees it",
     "KafkaError": "an error with one of Kafka's numbers, and other clients' name of theirs",
     "Links": "hypermedia links of v3, and the port to the voters' connections",
     "OffsetOutOfRangeError": "the SDK's, and aiokafka's, which programs for it import",
+    "PartitionMetadata": "a partition as programs for aiokafka and for confluent-kafka know it",
     "PartitionRange": "partitions of a topic in a record, and a range that the CLI reads",
     "Plane": (
         "a kind of connection: by its hello in the peer frames, by its port in the chaos network"
     ),
     "Record": "a record that a consumer reads, and one that a run sends",
-    "TopicPartition": "a partition by names in requests, and the SDK's with an offset and an error",
+    "TopicPartition": (
+        "a partition by names in requests, the SDK's with an offset and an error, and those of "
+        "other clients' interfaces"
+    ),
     "Request": "a request of the HTTP client, and one between brokers",
+}
+_CONFLUENT = "confluent-kafka's name, which programs for it import"
+SHARED_CLASS_NAMES |= {
+    "ConfigResource": _CONFLUENT,
+    "ConfigSource": _CONFLUENT,
+    "Consumer": _CONFLUENT,
+    "ConsumerGroupDescription": _CONFLUENT,
+    "GroupMember": _CONFLUENT,
+    "KafkaError": _CONFLUENT,
+    "MemberDescription": _CONFLUENT,
+    "NewTopic": _CONFLUENT,
+    "Node": _CONFLUENT,
+    "Producer": _CONFLUENT,
+    "ResourceType": _CONFLUENT,
+    "TopicDescription": _CONFLUENT,
 }
 SHARED_FILE_NAMES: dict[str, str] = {  # "package/…/name.py" of a package → why two folders have it
     "http_api/…/consumer.py": "calls that read by offset, and the consumer of the SDK",

@@ -16,8 +16,9 @@ from tests.support.live_cluster import LiveCluster, running
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "docs/guides/python-sdk.md",
-    "docs/guides/idempotence.md",
+    "docs/guides/confluent-kafka.md",
     "docs/guides/aiokafka.md",
+    "docs/guides/idempotence.md",
 )
 EXAMPLE = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
 

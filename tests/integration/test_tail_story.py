@@ -208,33 +208,3 @@ async def _printed(command: asyncio.subprocess.Process, count: int) -> Seen:
         record = json.loads(line)
         seen[record["partition"], record["offset"]] += 1
     return seen
-
-
-async def test_a_member_of_a_group_commits_exactly_what_it_printed(
-    cluster: LiveCluster,
-) -> None:
-    topic, group = "shared", "kitchen"
-    await cluster.wait_healthy()
-    await cluster.create_topic(topic, partitions=PARTITIONS)
-    for number in range(12):
-        await cluster.produce(1 + number % 3, topic, number, partition=number % PARTITIONS)
-    first = await _consume(cluster, topic, "-G", group, "-n", "5")
-    rest = await _consume(cluster, topic, "-G", group)
-    assert sorted(first + rest) == list(range(12)), "what was not printed is not committed"
-    assert len(first) == 5
-    await cluster.produce(1, topic, "new")
-    assert await _consume(cluster, topic, "-G", group) == ["new"]
-
-
-async def _consume(cluster: LiveCluster, topic: str, *options: str) -> list[object]:
-    urls = ",".join(node.url for node in cluster.brokers)
-    command = ("consume", topic, "--format", "json", *options)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "http_api.cli", *command),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "QUORUMLOG_URL": urls},
-    )
-    async with asyncio.timeout(30):
-        out, _ = await process.communicate()
-    assert process.returncode == 0
-    return [json.loads(line)["value"] for line in out.splitlines()]

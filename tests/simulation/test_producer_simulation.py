@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from http_api.client.client_errors import QuorumlogError
+from http_api.client.sdk.part_joining import PartJoiner
+from http_api.client.sdk.record_types import Record
 from raft_metadata.common.errors import Outcome
 from raft_metadata.common.ids import EPOCH_MAX
 from tests.support.doors.http import sender_of, set_producer_epoch
-from tests.support.produced_world import LEADERS, TOPIC, ProducedWorld, Troubles
+from tests.support.produced_world import LEADERS, TOPIC, Partition, ProducedWorld, Troubles
 
 HARD = Troubles(lost_request=0.15, lost_answer=0.15, refused=0.15)
 
@@ -148,3 +152,60 @@ def test_a_leader_that_hangs_holds_up_no_other_leaders_records(seed: int, acks: 
     assert world.until(lambda: healthy <= set(world.outcomes), 1.0), "they waited"
     world.hanging = set()
     assert world.flush()
+
+
+LONG = "long" * 100
+"""Begins values of some ten parts."""
+
+
+@pytest.mark.parametrize("acks", ["all", "1"])
+@pytest.mark.parametrize("seed", range(15))
+def test_a_split_value_is_there_whole_in_order_and_has_one_outcome(seed: int, acks: str) -> None:
+    settings = {"large_messages": "split", "acks": acks, "linger_ms": 20, "batch_size": 300}
+    world = ProducedWorld(seed, HARD, **settings)
+    world.max_message_bytes = 420
+    produced = []
+    for at in range(40):
+        value = f"{LONG}{at}" if world.random.random() < 0.3 else str(at)
+        key = world.random.choice([None, "a", "b"])
+        world.produce(value, key)
+        produced.append(value)
+        world.until(lambda: False, world.random.random() * 0.02)
+    assert world.flush()
+    assert set(world.outcomes) == set(produced)
+    for number, part in enumerate(world.partitions):
+        found = {record.offset: record.value for record in joined(part)}
+        order = [produced.index(value) for value in found.values()]
+        assert order == sorted(order), "values are not in the order of the calls"
+        for value, (error, receipt) in world.outcomes.items():
+            if receipt.partition == number and error is None:
+                assert found[receipt.offset] == value
+            elif receipt.partition == number and error.outcome is Outcome.NOT_WRITTEN:
+                assert value not in found.values()
+    if acks == "all":
+        assert all(error is None for error, _ in world.outcomes.values())
+
+
+def joined(partition: Partition) -> list[Record[Any, Any]]:
+    """Return the records of a log as a consumer hands them out."""
+    records = []
+    for at, ((value, key), rows) in enumerate(zip(partition.log, partition.headers, strict=True)):
+        headers = [(row["key"], base64.b64decode(row["value"])) for row in rows]
+        stored = base64.b64decode(value) if headers else value
+        records.append(Record(TOPIC, 0, at, 0, "append", headers, key, stored, 0))
+    return PartJoiner().join(records)
+
+
+def test_a_limit_that_shrinks_refuses_a_value_once_and_is_heeded_from_then_on() -> None:
+    world = ProducedWorld(0, Troubles(), partitions=1, large_messages="split")
+    world.produce(LONG)
+    assert world.flush()
+    world.max_message_bytes = 300
+    for value in (f"{LONG}1", f"{LONG}2"):
+        world.produce(value)
+        assert world.flush()
+        world.until(lambda: False, 1.0)
+    error = world.outcomes[f"{LONG}1"][0]
+    assert error is not None
+    assert (error.outcome, error.code) == (Outcome.NOT_WRITTEN, 413)
+    assert [record.value for record in joined(world.partitions[0])] == [LONG, f"{LONG}2"]

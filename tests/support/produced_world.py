@@ -61,6 +61,8 @@ class Partition:
     """A log of (value, key) and what it knows of its producers."""
 
     log: list[tuple[Any, Any]] = field(default_factory=list)
+    headers: list[list[dict[str, str]]] = field(default_factory=list)
+    """Headers of each record of the log."""
     states: ProducerStates = field(default_factory=ProducerStates)
 
 
@@ -75,6 +77,7 @@ class ProducedWorld:
         self.topic_id = "A" * 22
         self.partitions = [Partition() for _ in range(partitions)]
         self.old_partitions: list[Partition] = []
+        self.max_message_bytes = 1_000
         self.hanging: set[int] = set()
         """Partitions whose requests are not answered."""
         self.deepest = 0
@@ -138,7 +141,11 @@ class ProducedWorld:
         if topic is None:
             topic = self.run(self.core.topics.learn(TOPIC, 10.0))
         fields = self.encode(value, key, None, None)
-        self.core.put(topic, partition, fields, on_delivery, key, value)
+        parts = topic.limits and self.core.parts_of(topic.limits, fields, has_headers=False)
+        if parts is None:
+            self.core.put(topic, partition, fields, on_delivery, key, value)
+        else:
+            self.core.put_parts(topic, partition, parts, on_delivery, key, value)
         if self.core.has_news:
             self.core.bring_worker(self)  # type: ignore[arg-type]
 
@@ -230,6 +237,9 @@ class ProducedWorld:
         if path.endswith("/brokers"):
             brokers = [{"broker_id": n, "host": f"b{n}", "port": 1} for n in range(LEADERS)]
             return Answer(status=200, body=orjson.dumps({"data": brokers}))
+        if path == f"/topics/{TOPIC}":
+            limits = {"max.message.bytes": str(self.max_message_bytes), "cleanup.policy": "delete"}
+            return Answer(status=200, body=orjson.dumps({"configs": limits}))
         if path == f"/topics/{TOPIC}/partitions":
             rows = [{"partition": n, "leader": n % LEADERS} for n in range(len(self.partitions))]
             return Answer(status=200, body=orjson.dumps(rows))
@@ -255,6 +265,11 @@ class ProducedWorld:
                 text = failure_envelope(code, error.message, retriable=False, outcome=error.outcome)
                 return Answer(status=status, body=text)
         texts = [row["value"] if isinstance(row["value"], str) else "" for row in rows]
+        limit = self.max_message_bytes
+        for at, (row, text) in enumerate(zip(rows, texts, strict=True)):
+            rest = [row.get("key"), row.get("headers", "")]
+            if len(orjson.dumps(text)) + sum(len(orjson.dumps(one)) for one in rest) > limit:
+                return self._error(413, 413, f"MESSAGE_TOO_LARGE: record {at}: over {limit}")
         bad = [at for at, text in enumerate(texts) if text.startswith("bad")]
         if bad and found is None and claim is not None:
             return self._error(400, 40002, f"INVALID_RECORD: record {bad[0]}: bad")
@@ -262,6 +277,7 @@ class ProducedWorld:
         if found is None:
             good = [row for at, row in enumerate(rows) if at not in bad]
             partition.log += [(row["value"], row.get("key")) for row in good]
+            partition.headers += [row.get("headers", []) for row in good]
             if claim is not None:
                 partition.states.note(claim, base, len(partition.log) - 1, 0, 0)
         if bad:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from http_api.client.client_errors import ConfigError, QuorumlogError
+from http_api.client.calls import Place
+from http_api.client.client_errors import CommitError, ConfigError, QuorumlogError
 from http_api.client.sdk.commits import (
     AsyncCommit,
+    CommitCallback,
     CommitQueue,
+    Holds,
     Offsets,
     commit_call,
     commit_error,
     given_offsets,
     of_positions,
     results_of,
-    split_owned,
+    split_held,
 )
 from http_api.client.sdk.positions import LogPosition
 from http_api.client.sdk.record_types import Record, TopicPartition
@@ -31,21 +36,30 @@ def numbers(rows: Offsets) -> dict[str, int | None]:
     return {topic: one.offset for (topic, _), one in rows.items()}
 
 
+def all_held(places: Iterable[Place]) -> Holds:
+    return dict.fromkeys(places, 1)
+
+
+def commit(callbacks: tuple[CommitCallback, ...], **by_topic: int) -> AsyncCommit:
+    rows = offsets(**by_topic)
+    return AsyncCommit(rows, callbacks, all_held(rows))
+
+
 def ignore(*_: object) -> None:
     pass
 
 
 def test_those_that_wait_go_as_one_and_the_newest_offset_counts() -> None:
     queue = CommitQueue()
-    queue.put(AsyncCommit(offsets(a=1), (ignore,)))
-    assert numbers(queue.take()) == {"a": 1}
-    queue.put(AsyncCommit(offsets(a=2, b=5), (ignore,)))
-    queue.put(AsyncCommit(offsets(a=3), (ignore,)))
+    queue.put(commit((ignore,), a=1))
+    assert numbers(queue.take(all_held)) == {"a": 1}
+    queue.put(commit((ignore,), a=2, b=5))
+    queue.put(commit((ignore,), a=3))
     assert not queue.is_idle
-    queue.settle({}, None)
+    queue.settle(None)
     assert [one.offsets[0].offset for one in queue.results] == [1]
-    assert numbers(queue.take()) == {"a": 3, "b": 5}
-    queue.settle({}, None)
+    assert numbers(queue.take(all_held)) == {"a": 3, "b": 5}
+    queue.settle(None)
     assert queue.is_idle
     assert [len(one.offsets) for one in queue.results] == [1, 2, 1]
 
@@ -53,24 +67,48 @@ def test_those_that_wait_go_as_one_and_the_newest_offset_counts() -> None:
 def test_a_failed_request_fails_each_callback_and_is_not_sent_again() -> None:
     queue = CommitQueue()
     error = QuorumlogError("no")
-    queue.put(AsyncCommit(offsets(a=1), (ignore,)))
-    queue.put(AsyncCommit(offsets(b=1), (ignore, ignore)))
-    queue.take()
-    queue.settle({}, error)
+    queue.put(commit((ignore,), a=1))
+    queue.put(commit((ignore, ignore), b=1))
+    queue.take(all_held)
+    queue.settle(error)
     assert [one.error for one in queue.results] == [error] * 3
     assert queue.is_idle
 
 
 def test_a_refused_partition_fails_only_the_commits_that_name_it() -> None:
     queue = CommitQueue()
-    queue.put(AsyncCommit(offsets(a=1), (ignore,)))
-    queue.put(AsyncCommit(offsets(a=2, b=1), (ignore,)))
-    queue.take()
-    queue.settle({("b", 0): QuorumlogError("not owned")}, None)
+    queue.put(commit((ignore,), a=1))
+    queue.put(commit((ignore,), a=2, b=1))
+    queue.take(lambda places: {one: 1 for one in places if one != ("b", 0)})
+    queue.settle(None)
     first, second = queue.results
     assert first.error is None
     assert "b-0" in str(second.error)
     assert [one.error is None for one in second.offsets] == [True, False]
+
+
+def test_a_partition_that_was_taken_again_since_is_refused() -> None:
+    queue = CommitQueue()
+    queue.put(commit((ignore,), a=1, b=1))
+    queue.put(AsyncCommit(offsets(a=7), (ignore,), {("a", 0): 2}))
+    assert numbers(queue.take(lambda _: {("a", 0): 2, ("b", 0): 1})) == {"a": 7, "b": 1}
+    queue.settle(None)
+    first, second = queue.results
+    assert isinstance(first.error, CommitError)
+    assert first.error.refused == (TopicPartition("a", 0),)
+    assert second.error is None
+
+
+def test_what_is_abandoned_fails_once() -> None:
+    queue = CommitQueue()
+    queue.put(commit((ignore,), a=1))
+    queue.take(all_held)
+    queue.put(commit((ignore,), a=2))
+    error = QuorumlogError("closed")
+    queue.abandon(error)
+    queue.settle(None)  # by the request, at last
+    assert [one.error for one in queue.results] == [error, error]
+    assert queue.is_idle
 
 
 @given(st.lists(st.sampled_from(["put", "take", "settle"]), max_size=40))
@@ -80,13 +118,13 @@ def test_every_callback_runs_exactly_once_in_order(steps: list[str]) -> None:
     is_under_way = False
     for step in [*steps, "settle", "take", "settle"]:
         if step == "put":
-            queue.put(AsyncCommit(offsets(a=put), (ignore,)))
+            queue.put(commit((ignore,), a=put))
             put += 1
         elif step == "take" and not is_under_way:
-            queue.take()
+            queue.take(all_held)
             is_under_way = True
         elif step == "settle":
-            queue.settle({}, None)
+            queue.settle(None)
             is_under_way = False
     assert [one.offsets[0].offset for one in queue.results] == list(range(put))
 
@@ -123,11 +161,11 @@ def test_a_record_commits_the_offset_behind_it() -> None:
         given_offsets(None, [TopicPartition("a", 1)])
 
 
-def test_only_owned_partitions_are_sent() -> None:
-    mine, refused = split_owned(offsets(a=1, b=2), [("a", 0)])
-    assert (numbers(mine), numbers(refused)) == ({"a": 1}, {"b": 2})
-    assert split_owned(offsets(a=1), None)[1] == {}
-    rows = results_of(offsets(a=1, b=2), {("b", 0): QuorumlogError("why")}, None)
+def test_only_partitions_that_are_held_since_the_call_are_sent() -> None:
+    before = {("a", 0): 1, ("b", 0): 1}
+    mine, refused = split_held(offsets(a=1, b=2, c=3), before, {("a", 0): 1, ("c", 0): 2})
+    assert (numbers(mine), numbers(refused)) == ({"a": 1}, {"b": 2, "c": 3})
+    rows = results_of(offsets(a=1, b=2), {("b", 0): QuorumlogError("why")})
     error = commit_error([one for one in rows if one.error])
     assert error.refused == (TopicPartition("b", 0),)
     assert "b-0: why" in str(error)

@@ -13,7 +13,7 @@ from http_api.client.sdk.consumer_settings import ConsumerConfig, ConsumerKeywor
 
 def test_the_typed_keywords_are_the_fields_of_the_config() -> None:
     fields = {one.name for one in dataclasses.fields(ConsumerConfig)}
-    assert set(ConsumerKeywords.__annotations__) == fields - {"bootstrap_servers"}
+    assert set(ConsumerKeywords.__annotations__) == fields
 
 
 def test_dotted_names_and_keywords_mean_the_same() -> None:

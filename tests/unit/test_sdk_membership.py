@@ -54,7 +54,7 @@ def joined(*partitions: int) -> ConsumerMembership:
     member = ConsumerMembership(CONFIG, "m")
     member.subscribe(TOPICS)
     member.poll()
-    member.receive(answer(*partitions), (), 0.0)
+    member.receive(answer(*partitions), (), 0.0, 0.0)
     member.take(places(*partitions))
     return member
 
@@ -66,7 +66,7 @@ def test_it_joins_with_a_poll_and_owns_what_the_program_took() -> None:
     assert member.duty(0.0, 0.0, "n") == IdleDuty()
     member.poll()
     assert member.duty(0.0, 0.0, "n") == JoinDuty("m")
-    member.receive(answer(0, 1), (), 5.0)
+    member.receive(answer(0, 1), (), 0.0, 5.0)
     assert member.has_change
     assert [one.partition for one in member.added()] == [0, 1]
     assert member.duty(5.0, 5.0, "n") == LaterDuty(1.0)  # an answer would come at once
@@ -78,7 +78,7 @@ def test_it_joins_with_a_poll_and_owns_what_the_program_took() -> None:
 
 def test_a_revoked_partition_is_named_until_the_program_gave_it_up() -> None:
     member = joined(0, 1)
-    member.receive(answer(0, epoch=2, revoked=(1,)), places(0, 1), 6.0)
+    member.receive(answer(0, epoch=2, revoked=(1,)), places(0, 1), 0.0, 6.0)
     assert member.revoked() == places(1)
     assert member.duty(6.2, 6.0, "n") == LaterDuty(pytest.approx(0.8))
     assert member.duty(7.0, 7.0, "n") == HeartbeatDuty("m", 2, (("t", 0), ("t", 1)), 2_000)
@@ -88,9 +88,53 @@ def test_a_revoked_partition_is_named_until_the_program_gave_it_up() -> None:
 
 def test_a_revocation_that_is_taken_back_before_it_ran_changes_nothing() -> None:
     member = joined(0, 1)
-    member.receive(answer(0, epoch=2, revoked=(1,)), places(0, 1), 6.0)
-    member.receive(answer(0, 1, epoch=3), places(0, 1), 7.0)
+    member.receive(answer(0, epoch=2, revoked=(1,)), places(0, 1), 0.0, 6.0)
+    member.receive(answer(0, 1, epoch=3), places(0, 1), 0.0, 7.0)
     assert not member.has_change
+
+
+def test_what_is_given_up_is_assigned_again_by_a_later_answer_only() -> None:
+    member = joined(0, 1)
+    member.receive(answer(0, epoch=2, revoked=(1,)), places(0, 1), 0.0, 6.0)
+    member.receive(answer(0, 1, epoch=3), places(0, 1), 0.0, 6.5)  # while on_revoke runs
+    member.give_up(places(1))
+    assert member.added() == []  # its offset is that of before the last commit
+    assert member.duty(6.6, 6.0, "n") == HeartbeatDuty("m", 3, (("t", 0),), 2_000)
+    member.receive(answer(0, 1, epoch=3), places(0, 1), 0.0, 6.7)  # to a request of before
+    assert member.added() == []
+    member.receive(answer(0, 1, epoch=4), places(0), 0.0, 6.8)
+    assert [one.partition for one in member.added()] == [1]
+
+
+def test_heartbeats_that_report_the_same_have_a_pause() -> None:
+    member = joined(0)
+    member.receive(answer(0), places(0), 7.0, 7.01)  # at once, by a broken broker
+    assert member.duty(7.01, 7.0, "n") == LaterDuty(pytest.approx(0.49))
+    member.receive(answer(0, 1), places(0), 7.0, 7.01)
+    member.take(places(1))
+    assert member.duty(7.01, 7.0, "n") == HeartbeatDuty("m", 1, (("t", 0), ("t", 1)), 2_000)
+
+
+def test_only_what_is_held_may_be_committed() -> None:
+    member = ConsumerMembership(CONFIG, "m")
+    assert member.holds(places(0)) == {("t", 0): 0}  # assigned by hand
+    member.subscribe(TOPICS)
+    assert member.holds(places(0)) == {}
+    member.poll()
+    member.receive(answer(0, 1), (), 0.0, 0.0)
+    assert member.holds(places(0)) == {}
+    member.take(places(0, 1))
+    first = member.holds(places(0, 1, 2))
+    assert first == {("t", 0): 1, ("t", 1): 1}
+    member.give_up(places(1))
+    member.take(places(1))
+    assert member.holds(places(0, 1)) == {("t", 0): 1, ("t", 1): 2}
+    member.lose(may_join=True)
+    assert member.holds(places(0, 1)) == {}  # although on_lost has not run yet
+    member.take_loss()
+    member.receive(answer(0), (), 0.0, 1.0)
+    member.take(places(0))
+    assert member.holds(places(0)) == {("t", 0): 3}
 
 
 @pytest.mark.parametrize("code", [40_403, 40_903])
@@ -103,7 +147,7 @@ def test_a_member_that_is_gone_loses_all_and_joins_anew_with_another_id(code: in
     assert member.take_loss() == places(0)
     assert member.duty(0.0, 0.0, "n") == JoinDuty("n")
     assert member.duty(0.0, 0.0, "o") == JoinDuty("n")  # a repeat is the same member
-    member.receive(answer(0), (), 0.0)
+    member.receive(answer(0), (), 0.0, 0.0)
     assert member.joins == 2
     assert [one.partition for one in member.added()] == [0]
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from http_api.client.client_errors import ProtocolError
-from http_api.client.sdk.page_decoding import PageDecoder, bytes_view
+from http_api.client.sdk.page_decoding import PageDecoder, StoredText, bytes_view
 from http_api.client.sdk.part_joining import UNFINISHED_MAX, PartJoiner
 from http_api.client.sdk.record_types import Record
 
@@ -64,6 +64,52 @@ def test_binary_comes_back_as_bytes(values: list[bytes | None]) -> None:
     for decoder in (PageDecoder(), PageDecoder("bytes", "bytes")):
         found = decoder.decode("t", 0, body).records
         assert [(one.key, one.value) for one in found] == [(one, one) for one in values]
+
+
+def test_stored_text_comes_with_its_format() -> None:
+    """Nothing of it is decoded, so that numbers, spaces and escapes stay; a null is None."""
+    texts = {"json": b'{"n": 1.50}', "string": b'"\\u00fc"', "binary": b'"AP8="'}
+    decoder = PageDecoder(StoredText, StoredText)
+    for word, text in texts.items():
+        body = page(line(0, text, b"null"), line(1, b"null", text), key=word, value=word)
+        found = decoder.decode("t", 0, body).records
+        stored = StoredText(text, word)
+        assert [(one.key, one.value) for one in found] == [(None, stored), (stored, None)]
+
+
+HALVES = {"json": [b"null", b'{"a": 1}', b"7"], "string": [b"null", b'"x"'], "binary": [b'"QQ=="']}
+BATCHES = st.lists(
+    st.sampled_from(sorted(HALVES)).flatmap(
+        lambda key: st.sampled_from(sorted(HALVES)).flatmap(
+            lambda value: st.tuples(
+                st.just(key),
+                st.just(value),
+                st.lists(
+                    st.tuples(st.sampled_from(HALVES[key]), st.sampled_from(HALVES[value])),
+                    min_size=1,
+                    max_size=3,
+                ),
+            )
+        )
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(BATCHES)
+def test_bytes_views_are_the_same_decoded_at_once_and_one_by_one(
+    batches: list[tuple[str, str, list[tuple[bytes, bytes]]]],
+) -> None:
+    """Formats of any mix of batches give the bytes that a deserializer is given."""
+    body, offset = b"", 0
+    for key, value, rows in batches:
+        lines = [line(offset + at, two, one) for at, (one, two) in enumerate(rows)]
+        body += page(*lines, key=key, value=value, first=offset)
+        offset += len(rows)
+    at_once = PageDecoder("bytes", "bytes").decode("t", 0, body)
+    one_by_one = PageDecoder(bytes, bytes).decode("t", 0, body)
+    assert at_once == one_by_one
 
 
 def test_a_record_tells_its_place_time_headers_and_epoch() -> None:

@@ -98,3 +98,40 @@ def test_rule_f1_a_row_in_doubt_behind_a_refused_one_is_not_sent_again() -> None
     error = world.outcomes["b"][0]
     assert error is not None
     assert error.outcome is Outcome.UNKNOWN
+
+
+def test_reports_are_taken_in_place_of_the_thread_of_callbacks() -> None:
+    """Settled batches wait until they are taken, and count as unsettled until they are ended."""
+    world = ProducedWorld(0, Troubles(), partitions=1)
+    world.produce(b"1")
+    world.produce(b"2")
+    core = world.core
+    core.seal_all()
+    core.bring_worker(world)  # type: ignore[arg-type]
+    assert not core.has_reports
+    assert world.until(lambda: core.has_reports, 10.0)
+    assert core.unsettled == 2
+    ((batch, awaited),) = core.take_reports()
+    assert [each[0] for each in awaited] == [0, 1]
+    assert not core.has_reports
+    assert core.take_reports() == ()
+    assert core.unsettled == 2
+    core.end_report(batch, len(awaited))
+    assert core.unsettled == 0
+
+
+@pytest.mark.parametrize("takes_sealed", [True, False])
+def test_purged_records_fail_and_later_ones_are_written(takes_sealed: bool) -> None:
+    """Records of an open batch fail as not written; the producer goes on."""
+    world = ProducedWorld(0, Troubles(), partitions=1)
+    world.produce(b"1")
+    world.core.purge(takes_sealed=takes_sealed)
+    world.core.bring_worker(world)  # type: ignore[arg-type]
+    assert world.flush()
+    error, _ = world.outcomes[b"1"]
+    assert error is not None
+    assert error.outcome is Outcome.NOT_WRITTEN
+    world.produce(b"2")
+    assert world.flush()
+    assert world.outcomes[b"2"][0] is None
+    assert [len(one.log) for one in world.partitions] == [1]

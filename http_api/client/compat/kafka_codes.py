@@ -43,23 +43,30 @@ class LocalCode(IntEnum):
     TRANSPORT = -195
     MSG_TIMED_OUT = -192
     PARTITION_EOF = -191
+    UNKNOWN_PARTITION = -190
     INVALID_ARG = -186
     TIMED_OUT = -185
     QUEUE_FULL = -184
+    CONFLICT = -173
     STATE = -172
     NOT_IMPLEMENTED = -170
     AUTHENTICATION = -169
     NO_OFFSET = -168
     INTR = -163
+    KEY_SERIALIZATION = -162
+    VALUE_SERIALIZATION = -161
+    KEY_DESERIALIZATION = -160
     VALUE_DESERIALIZATION = -159
-    FATAL = -150
     PURGE_QUEUE = -152
+    PURGE_INFLIGHT = -151
+    FATAL = -150
     MAX_POLL_EXCEEDED = -147
     AUTO_OFFSET_RESET = -140
     LOG_TRUNCATION = -139
 
 
 NOT_EMPTY_GROUP: Final = 68
+ILLEGAL_GENERATION: Final = 22
 UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
 TOPIC_AUTHORIZATION_FAILED: Final = 29
 THROTTLING_QUOTA_EXCEEDED: Final = 89
@@ -109,6 +116,8 @@ _BY_WORDS: Final = (
     ("min.insync.replicas", ErrorCode.INVALID_CONFIG),
     ("replication factor", ErrorCode.INVALID_REPLICATION_FACTOR),
     ("topic name", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ("topic_name", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ("invalid value", ErrorCode.INVALID_CONFIG),
     ("out of range", ErrorCode.OFFSET_OUT_OF_RANGE),
     ("can't delete up to", ErrorCode.OFFSET_OUT_OF_RANGE),
     ("is outside the log", ErrorCode.OFFSET_OUT_OF_RANGE),
@@ -140,7 +149,7 @@ _BY_CLASS: Final[tuple[tuple[type[QuorumlogError], int], ...]] = (
     (OffsetOutOfRangeError, ErrorCode.OFFSET_OUT_OF_RANGE.number),
     (UnreadableRecordError, LocalCode.VALUE_DESERIALIZATION),
     (WakeupError, LocalCode.INTR),
-    (CommitError, ErrorCode.UNKNOWN_MEMBER_ID.number),
+    (CommitError, ILLEGAL_GENERATION),
 )
 """Numbers of the errors that have no answer of a broker, by class."""
 

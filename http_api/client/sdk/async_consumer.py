@@ -21,6 +21,8 @@ from http_api.client.client_errors import ConfigError
 from http_api.client.sdk.client_context import ClientContext
 from http_api.client.sdk.commits import CommitCallback
 from http_api.client.sdk.consumer_base import (
+    CLOSE_S,
+    USER_WORK,
     ConsumerBase,
     RebalanceCallback,
     RunCallback,
@@ -50,6 +52,7 @@ class AsyncConsumer(ConsumerBase[K, V]):
     def __init__(
         self,
         bootstrap_servers: str | Sequence[str] | Mapping[str, object] | None = None,
+        /,
         **settings: Unpack[ConsumerKeywords],
     ) -> None:
         """Read the settings; nothing is sent before the first `subscribe` or `assign`.
@@ -120,15 +123,22 @@ class AsyncConsumer(ConsumerBase[K, V]):
             record = await self.poll(None)
             if record is not None:
                 return record
+            if self._context.is_closed:  # by a callback
+                raise StopAsyncIteration
 
     def wakeup(self) -> None:
         """End the wait of the task that reads, or its next one, with `WakeupError`.
+
+        It ends `poll`, `consume`, iteration, and a synchronous `commit`, whose outcome is unknown
+        then; not `close`.
 
         Raises:
             ClosedError: The consumer is closed.
         """
         self._context.check_open()
         self._is_woken = True
+        if not self._is_closing:
+            self._shell.interrupt(USER_WORK)
         self._attend()
 
     # subscription and assignment
@@ -266,19 +276,24 @@ class AsyncConsumer(ConsumerBase[K, V]):
 
     # the end
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = CLOSE_S) -> None:
         """Commit what was returned if auto-commit is on, run ``on_revoke``, leave; stop its tasks.
 
-        A second call does nothing, nor does a call in a forked child. It takes as long as the
-        commit, at most 30 s, and the end of requests under way, a few seconds.
+        A second call does nothing, nor does a call in a forked child. In a callback it takes effect
+        at the end of the call that runs the callback, which returns no record then. What a callback
+        raises is raised when all is done. Committing and leaving take ``timeout`` seconds at most
+        (None: until the commit's outcome is known), and the end of connections that are being made
+        a few more.
         """
-        await self._close(has_failed=False)
+        await self._close(timeout, has_failed=False)
 
-    async def _close(self, *, has_failed: bool) -> None:
-        if self._context.is_closed or self._context.is_forked:
-            return
+    async def _close(self, timeout_s: float | None = CLOSE_S, *, has_failed: bool) -> None:
+        if self._begin_close(_task(), timeout_s):
+            await self._finish_close(has_failed=has_failed)
+
+    async def _finish_close(self, *, has_failed: bool) -> None:
         try:
-            await self._do(self._close_steps(has_failed=has_failed))
+            await self._run_steps(self._close_steps(has_failed=has_failed))
         finally:
             self._context.close()
             self._due_s = 0.0
@@ -298,20 +313,27 @@ class AsyncConsumer(ConsumerBase[K, V]):
     # doing
 
     async def _do(self, steps: UserSteps[T]) -> T:
+        try:
+            return await self._run_steps(steps)
+        finally:
+            if self._is_close_due:
+                await self._finish_close(has_failed=False)
+
+    async def _run_steps(self, steps: UserSteps[T]) -> T:
         """Do what the steps yield, in the calling task, and return their result."""
         self._enter(asyncio.current_task())
         value: Any = None
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             while True:
                 step = steps.throw(error) if error is not None else steps.send(value)
                 value, error = None, None
                 try:
                     match step:
-                        case RunCallback(function, arguments, is_guarded):
-                            await self._call_back(function, arguments, is_guarded=is_guarded)
-                        case RunSteps(background):
-                            value = await self._shell.run(background)
+                        case RunCallback():
+                            error = await self._call_back(step)
+                        case RunSteps(background, name):
+                            value = await self._shell.run(background, name)
                         case WaitUntil(is_true, seconds):
                             await self._shell.wait_until(is_true, seconds)
                         case _:
@@ -325,17 +347,18 @@ class AsyncConsumer(ConsumerBase[K, V]):
             steps.close()
             self._leave()
 
-    async def _call_back(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], *, is_guarded: bool
-    ) -> None:
-        try:
-            result = function(*arguments)
-            if inspect.isawaitable(result):
-                await result
-        except Exception:
-            if not is_guarded:
-                raise
-            self._context.log.exception("callback failed callback=%r", function)
+    async def _call_back(self, step: RunCallback) -> BaseException | None:
+        """Run a callback; return what it raises, for the steps to decide about."""
+        with self._in_callback():
+            try:
+                result = step.function(*step.arguments)
+                if inspect.isawaitable(result):
+                    await result
+            except BaseException as error:
+                if not step.is_guarded or not isinstance(error, Exception):
+                    return error
+                self._context.log.exception("callback failed callback=%r", step.function)
+        return None
 
     async def _ask(self, steps: Steps[T]) -> T:
         self._enter(asyncio.current_task())

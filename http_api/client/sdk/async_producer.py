@@ -17,9 +17,10 @@ from typing_extensions import Unpack, override
 
 from http_api.client.client_errors import OutcomeUnknownError, QuorumlogError
 from http_api.client.sdk.client_context import MS, ClientContext
-from http_api.client.sdk.producer_core import ProducerCore, SendResult
+from http_api.client.sdk.producer_core import ProducerCore
 from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords, is_idempotent
 from http_api.client.sdk.producer_topics import TopicState
+from http_api.client.sdk.record_batch import SendResult
 from http_api.client.sdk.record_fields import RecordEncoder, check_partition, chosen_partition
 from http_api.client.sdk.record_types import Headers, NewRecord, Receipt
 from http_api.client.sdk.settings import given_settings, read_settings
@@ -153,6 +154,9 @@ class AsyncProducer:
         state = core.topics.by_name.get(topic)
         if state is None:
             state = await self._learn(topic)
+        parts = None
+        if state.limits is not None:
+            parts = core.parts_of(state.limits, fields, has_headers=headers is not None)
         if partition is not None:
             check_partition(partition)
         elif self._choose is not None:
@@ -165,7 +169,10 @@ class AsyncProducer:
         while core.buffered_bytes >= core.sealed_bytes_max:
             await self._wait_for_room()
         context.check_open()
-        core.put(state, partition, fields, awaiting, key, value)
+        if parts is None:
+            core.put(state, partition, fields, awaiting, key, value)
+        else:
+            core.put_parts(state, partition, parts, awaiting, key, value)
         if awaiting is not None and not isinstance(awaiting, SendResult):
             self._run_callbacks()
         if core.has_news:

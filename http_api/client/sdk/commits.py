@@ -2,7 +2,8 @@
 
 Asynchronous commits are sent once each, in order: those that wait while one is under way become one
 request, and every callback still runs once, from a later call of the program. A synchronous commit
-waits until none is under way, so that an older one never lands behind a newer one.
+waits until none is under way, so that an older one never lands behind a newer one. A commit covers
+only partitions that are held since it was called, by their numbers of `ConsumerMembership.holds`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from http_api.client.sdk.record_types import Record, TopicPartition
 CommitCallback = Callable[[QuorumlogError | None, list[TopicPartition]], Any]
 Offsets = dict[Place, TopicPartition]
 """Next offsets to read, with epoch and metadata."""
+Holds = Mapping[Place, int]
+"""Partitions that may be committed, each with the number of its taking."""
 NOT_OWNED: Final = "this consumer does not own the partition any more"
+MEMBER_FENCED: Final = 40_903
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class AsyncCommit:
 
     offsets: Offsets
     callbacks: tuple[CommitCallback, ...]
+    holds: Holds
+    """Partitions that were held when it was called; the others are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,8 @@ class CommitQueue:
 
     def __init__(self) -> None:
         self._waiting: deque[AsyncCommit] = deque()
-        self._under_way: tuple[AsyncCommit, ...] = ()
+        self._under_way: list[tuple[AsyncCommit, Offsets]] = []
+        """Each with its part that was refused."""
         self.results: deque[CommitResult] = deque()
 
     @property
@@ -64,33 +71,52 @@ class CommitQueue:
         """Queue a commit behind all others."""
         self._waiting.append(commit)
 
-    def take(self) -> Offsets:
-        """Take all that wait as the one under way, and return its offsets; the newest count."""
-        self._under_way = tuple(self._waiting)
-        self._waiting.clear()
+    def take(self, holds_of: Callable[[Iterable[Place]], Holds]) -> Offsets:
+        """Take all that wait as the one under way, and return its offsets; the newest count.
+
+        Args:
+            holds_of: Returns those of some partitions that are held now.
+        """
         offsets: Offsets = {}
-        for commit in self._under_way:
-            offsets.update(commit.offsets)
+        for commit in self._waiting:
+            held, refused = split_held(commit.offsets, commit.holds, holds_of(commit.offsets))
+            offsets.update(held)
+            self._under_way.append((commit, refused))
+        self._waiting.clear()
         return offsets
 
-    def settle(self, errors: Mapping[Place, QuorumlogError], error: QuorumlogError | None) -> None:
+    def abandon(self, error: QuorumlogError) -> None:
+        """End the commit under way and all that wait, with an error."""
+        self._under_way += [(commit, {}) for commit in self._waiting]
+        self._waiting.clear()
+        self.settle(error)
+
+    def settle(self, error: QuorumlogError | None) -> None:
         """End the commit under way: each of its callbacks gets its own offsets with errors.
 
-        ``error`` is that of the request, for all partitions; ``errors`` those of single ones.
+        ``error`` is that of the request, for all partitions that were not refused before.
         """
-        for commit in self._under_way:
-            offsets = results_of(commit.offsets, errors, error)
-            refused = [one for one in offsets if one.error is not None]
+        for commit, refused in self._under_way:
+            errors = dict.fromkeys(commit.offsets, error) | dict.fromkeys(refused, not_owned())
+            offsets = results_of(commit.offsets, errors)
+            failed = [one for one in offsets if one.error is not None]
             failure = error
-            if failure is None and refused:
-                failure = commit_error(refused)
+            if refused and (error is None or len(refused) == len(offsets)):
+                failure = commit_error(failed)
             for callback in commit.callbacks:
                 self.results.append(CommitResult(callback, failure, offsets))
-        self._under_way = ()
+        self._under_way = []
+
+
+def not_owned() -> QuorumlogError:
+    """Return the error of a partition that this consumer does not own."""
+    error = QuorumlogError(NOT_OWNED)
+    error.code = MEMBER_FENCED
+    return error
 
 
 def results_of(
-    offsets: Offsets, errors: Mapping[Place, QuorumlogError], error: QuorumlogError | None
+    offsets: Offsets, errors: Mapping[Place, QuorumlogError | None]
 ) -> list[TopicPartition]:
     """Return the offsets of a commit, each with the error that it ended with."""
     return [
@@ -100,7 +126,7 @@ def results_of(
             one.offset,
             metadata=one.metadata,
             leader_epoch=one.leader_epoch,
-            error=error or errors.get(place),
+            error=errors.get(place),
         )
         for place, one in sorted(offsets.items())
     ]
@@ -118,13 +144,11 @@ def commit_error(refused: Iterable[TopicPartition]) -> CommitError:
     return error
 
 
-def split_owned(offsets: Offsets, owned: Iterable[Place] | None) -> tuple[Offsets, Offsets]:
-    """Return the offsets of owned partitions and the others; None: every partition is allowed."""
-    if owned is None:
-        return offsets, {}
-    allowed = set(owned)
-    mine = {place: one for place, one in offsets.items() if place in allowed}
-    return mine, {place: one for place, one in offsets.items() if place not in allowed}
+def split_held(offsets: Offsets, before: Holds, now: Holds) -> tuple[Offsets, Offsets]:
+    """Return the offsets of partitions that are held still, by the same taking, and the others."""
+    held = {place for place, number in now.items() if before.get(place) == number}
+    mine = {place: one for place, one in offsets.items() if place in held}
+    return mine, {place: one for place, one in offsets.items() if place not in held}
 
 
 def commit_call(

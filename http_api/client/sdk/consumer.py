@@ -1,8 +1,9 @@
 """`Consumer`: reads records, alone or as a member of a group, from blocking calls.
 
 A consumer is used by one thread at a time; only `Consumer.wakeup` may come from any. It owns a
-thread for heartbeats, one for asynchronous commits, and one per broker that it fetches from. All
-deciding code is `consumer_base` and `consumer_work`, shared with `AsyncConsumer`.
+thread for heartbeats, one for asynchronous commits, one for starts that are looked up, and one per
+broker that it fetches from. All deciding code is `consumer_base` and `consumer_work`, shared with
+`AsyncConsumer`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
 from typing_extensions import Unpack
 
@@ -20,6 +21,8 @@ from http_api.client.client_errors import ConfigError
 from http_api.client.sdk.client_context import ClientContext
 from http_api.client.sdk.commits import CommitCallback
 from http_api.client.sdk.consumer_base import (
+    CLOSE_S,
+    USER_WORK,
     ConsumerBase,
     RebalanceCallback,
     RunCallback,
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+WAKE_LOCK_S: Final = 0.01
+"""Longest wait of `wakeup` for the lock; without it the waiting thread looks again by itself."""
+
 
 class Consumer(ConsumerBase[K, V]):
     """Consumer of one thread: `subscribe` or `assign`, then `poll`, `consume` or iterate.
@@ -49,6 +55,7 @@ class Consumer(ConsumerBase[K, V]):
     def __init__(
         self,
         bootstrap_servers: str | Sequence[str] | Mapping[str, object] | None = None,
+        /,
         **settings: Unpack[ConsumerKeywords],
     ) -> None:
         """Read the settings; nothing is sent before the first `subscribe` or `assign`.
@@ -117,17 +124,28 @@ class Consumer(ConsumerBase[K, V]):
             record = self.poll(None)
             if record is not None:
                 return record
+            if self._context.is_closed:  # by a callback
+                raise StopIteration
 
     def wakeup(self) -> None:
-        """End the wait of the consumer's thread, or its next one, with `WakeupError`; any thread.
+        """End the wait of the consumer's thread, or its next one, with `WakeupError`.
+
+        Any thread may call it, and a signal's handler. It ends `poll`, `consume`, iteration, and a
+        synchronous `commit`, whose outcome is unknown then; not `close`.
 
         Raises:
             ClosedError: The consumer is closed.
         """
         self._context.check_open()
-        with self._shell.lock:
-            self._is_woken = True
-            self._attend()
+        self._is_woken = True
+        self._due_s = 0.0
+        if not self._is_closing:
+            self._shell.interrupt(USER_WORK)
+        if self._shell.lock.acquire(timeout=WAKE_LOCK_S):  # a signal's thread may hold it already
+            try:
+                self._shell_notify()
+            finally:
+                self._shell.lock.release()
 
     # subscription and assignment
 
@@ -264,19 +282,24 @@ class Consumer(ConsumerBase[K, V]):
 
     # the end
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = CLOSE_S) -> None:
         """Commit what was returned if auto-commit is on, run ``on_revoke``, leave; stop threads.
 
-        A second call does nothing, nor does a call in a forked child. It takes as long as the
-        commit, at most 30 s, and the end of requests under way, a few seconds.
+        A second call does nothing, nor does a call in a forked child. In a callback it takes effect
+        at the end of the call that runs the callback, which returns no record then. What a callback
+        raises is raised when all is done. Committing and leaving take ``timeout`` seconds at most
+        (None: until the commit's outcome is known), and the end of connections that are being made
+        a few more.
         """
-        self._close(has_failed=False)
+        self._close(timeout, has_failed=False)
 
-    def _close(self, *, has_failed: bool) -> None:
-        if self._context.is_closed or self._context.is_forked:
-            return
+    def _close(self, timeout_s: float | None = CLOSE_S, *, has_failed: bool) -> None:
+        if self._begin_close(threading.get_ident(), timeout_s):
+            self._finish_close(has_failed=has_failed)
+
+    def _finish_close(self, *, has_failed: bool) -> None:
         try:
-            self._do(self._close_steps(has_failed=has_failed))
+            self._run_steps(self._close_steps(has_failed=has_failed))
         finally:
             self._context.close()
             self._due_s = 0.0
@@ -296,10 +319,17 @@ class Consumer(ConsumerBase[K, V]):
     # doing
 
     def _do(self, steps: UserSteps[T]) -> T:
+        try:
+            return self._run_steps(steps)
+        finally:
+            if self._is_close_due:
+                self._finish_close(has_failed=False)
+
+    def _run_steps(self, steps: UserSteps[T]) -> T:
         """Do what the steps yield, in the calling thread, and return their result."""
         self._enter(threading.get_ident())
         value: Any = None
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             while True:
                 with self._shell.lock:
@@ -307,13 +337,10 @@ class Consumer(ConsumerBase[K, V]):
                 value, error = None, None
                 try:
                     match step:
-                        case RunCallback(function, arguments, is_guarded):
-                            if is_guarded:
-                                self._context.call_back(function, *arguments)
-                            else:
-                                function(*arguments)
-                        case RunSteps(background):
-                            value = self._shell.run(background)
+                        case RunCallback():
+                            error = self._call_back(step)
+                        case RunSteps(background, name):
+                            value = self._shell.run(background, name)
                         case WaitUntil(is_true, seconds):
                             with self._shell.lock:
                                 self._shell.wait_until(is_true, seconds)
@@ -328,6 +355,17 @@ class Consumer(ConsumerBase[K, V]):
             with self._shell.lock:
                 steps.close()
             self._leave()
+
+    def _call_back(self, step: RunCallback) -> BaseException | None:
+        """Run a callback; return what it raises, for the steps to decide about."""
+        with self._in_callback():
+            try:
+                step.function(*step.arguments)
+            except BaseException as error:
+                if not step.is_guarded or not isinstance(error, Exception):
+                    return error
+                self._context.log.exception("callback failed callback=%r", step.function)
+        return None
 
     def _ask(self, steps: Steps[T]) -> T:
         self._enter(threading.get_ident())

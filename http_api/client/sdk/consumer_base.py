@@ -10,6 +10,7 @@ has something to run.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -24,6 +25,7 @@ from http_api.client import groups
 from http_api.client.calls import Place
 from http_api.client.client_errors import (
     ConfigError,
+    OutcomeUnknownError,
     QuorumlogError,
     UnreadableRecordError,
     WakeupError,
@@ -51,7 +53,8 @@ from http_api.client.sdk.record_types import (
     TopicPartition,
     V,
 )
-from http_api.client.sdk.steps import Shell, Steps
+from http_api.client.sdk.steps import ATTEMPT_LEAST_S, Shell, Steps
+from raft_metadata.common.errors import Outcome
 
 if TYPE_CHECKING:
     from http_api.client.admin import TopicInfo
@@ -60,9 +63,13 @@ T = TypeVar("T")
 
 AnyRecord = Record[Any, Any]
 RebalanceCallback = Callable[[Any, list[TopicPartition]], Any]
-CLOSE_COMMIT_S: Final = 30.0
-"""Longest wait for the commit before a revocation and at the end."""
+CLOSE_S: Final = 30.0
+"""Longest time of a revocation's commits, and of the end of a subscription, unless one is given."""
 LEAVE_S: Final = 5.0
+LEAVE_SHARE: Final = 6
+"""Of the time for the end of a subscription this part is left for leaving the group."""
+USER_WORK: Final = "user"
+"""Name of the requests that `wakeup` interrupts."""
 WAIT_SLICE_S: Final = 0.5
 """Longest wait before interrupted requests are looked at again."""
 
@@ -82,6 +89,8 @@ class RunSteps:
     """Run steps with requests, without the lock, and go on with their result."""
 
     steps: Steps[Any]
+    name: str = ""
+    """Name by which the request under way can be interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,12 @@ class ConsumerBase(Generic[K, V]):
         if config.on_stats is not None and config.stats_interval_ms:
             self._stats_due_s = time.monotonic() + config.stats_interval_ms / MS
         self._is_woken = False
+        self._is_in_callback = False
+        self._is_closing = False
+        """True from the call of `close`; one in a callback is put off until the call's end."""
+        self._close_timeout_s: float | None = CLOSE_S
+        self._close_until_s = math.inf
+        """Time until which commits may last while the consumer is being closed."""
         self._user: object = None
         self._depth = 0
         self._callbacks: dict[str, RebalanceCallback | None] = {}
@@ -152,10 +167,10 @@ class ConsumerBase(Generic[K, V]):
         self._due_s = 0.0
 
     def _set_due(self) -> None:
-        if self._work.has_news or self._is_woken or self._context.is_closed:
+        self._due_s = min(self._commit_due_s, self._stats_due_s)
+        is_busy = self._is_in_callback or self._work.has_news
+        if is_busy or self._is_woken or self._context.is_closed:  # a signal may wake it just now
             self._due_s = 0.0
-        else:
-            self._due_s = min(self._commit_due_s, self._stats_due_s)
 
     def _enter(self, user: object) -> None:
         """Begin a call of the program; raise `QuorumlogError` if another one is under way."""
@@ -169,6 +184,46 @@ class ConsumerBase(Generic[K, V]):
 
     def _leave(self) -> None:
         self._depth -= 1
+
+    @contextlib.contextmanager
+    def _in_callback(self) -> Iterator[None]:
+        """Refuse reading, and put off `close`, while a callback of the program runs."""
+        before, self._is_in_callback = self._is_in_callback, True
+        self._due_s = 0.0
+        try:
+            yield
+        finally:
+            self._is_in_callback = before
+
+    def _refuse_in_callback(self) -> None:
+        if self._is_in_callback:
+            msg = (
+                "a callback can't read from its consumer or change its subscription: "
+                "return from it first"
+            )
+            raise QuorumlogError(msg)
+
+    def _begin_close(self, user: object, timeout_s: float | None) -> bool:
+        """Return True if the consumer is to be closed now, and not at the end of a call."""
+        if self._context.is_closed or self._context.is_forked:
+            return False
+        if self._depth and self._user != user:
+            self._enter(user)
+        if not self._is_closing:
+            self._is_closing, self._close_timeout_s = True, timeout_s
+        return not self._depth
+
+    @property
+    def _is_close_due(self) -> bool:
+        """True if a callback has closed the consumer, and the call that ran it has ended."""
+        return self._is_closing and not self._depth and not self._context.is_closed
+
+    def _take_wakeup(self) -> None:
+        """Raise `WakeupError` if `wakeup` was called, unless the consumer is being closed."""
+        if self._is_woken and not self._is_closing:
+            self._is_woken = False
+            msg = "wakeup was called"
+            raise WakeupError(msg)
 
     # positions of what was returned
 
@@ -241,12 +296,15 @@ class ConsumerBase(Generic[K, V]):
     # the long way of poll, consume and iteration
 
     def _poll_steps(self, timeout_s: float | None) -> UserSteps[AnyRecord | None]:
-        """Return the next record; None: none in time."""
+        """Return the next record; None: none in time, or a callback has closed the consumer."""
+        self._refuse_in_callback()
         until_s = None if timeout_s is None else self._now_s() + timeout_s
         self._settle()
         self._last, self._last_batch = None, ()
         while True:
             yield from self._attend_steps()
+            if self._is_closing:
+                return None
             record = next(self._records, None)
             if record is None:
                 self._end_page()
@@ -298,12 +356,10 @@ class ConsumerBase(Generic[K, V]):
     def _attend_steps(self) -> UserSteps[None]:
         """Run what the background left to the program: callbacks, errors, rebalances, commits."""
         now_s = self._polled_s = self._now_s()
-        if self._is_woken:
-            self._is_woken = False
-            msg = "wakeup was called"
-            raise WakeupError(msg)
+        self._take_wakeup()
         work = self._work
         yield from self._callback_steps()
+        work.check_background()
         if work.failure is not None:
             failure, work.failure = work.failure, None
             raise failure
@@ -330,17 +386,12 @@ class ConsumerBase(Generic[K, V]):
     def _rebalance_steps(self) -> UserSteps[None]:
         work, member = self._work, self._work.membership
         if member.is_lost:
-            lost = member.take_loss()
-            self._forget(lost)
-            callback = self._callbacks.get("on_lost") or self._callbacks.get("on_revoke")
-            if callback is not None:
-                yield RunCallback(callback, (self, partitions_of(lost)), is_guarded=False)
-            self._shell_notify()
+            yield from self._lose_steps()
         if member.error is not None:
             raise member.error
         revoked = member.revoked() if member.epoch is not None else []
         if revoked:
-            yield from self._revoke_steps(revoked)
+            yield from self._revoke_steps(revoked, self._now_s() + CLOSE_S)
         added = member.added()
         if added:
             places = [(one.topic, one.partition) for one in added]
@@ -350,26 +401,38 @@ class ConsumerBase(Generic[K, V]):
                 state.committed = position if one.is_committed else None
                 work.positions.add(state)
             member.take(places)
-            callback = self._callbacks.get("on_assign")
-            if callback is not None:
-                yield RunCallback(callback, (self, partitions_of(places)), is_guarded=False)
+            error = yield from _error_of(self._call_steps("on_assign", places))
             if self._config.enable_auto_commit and math.isinf(self._commit_due_s):
                 self._commit_due_s = self._now_s() + self._config.auto_commit_interval_ms / MS
             work.refresh()
+            if error is not None:
+                raise error
 
-    def _revoke_steps(self, revoked: list[Place]) -> UserSteps[None]:
+    def _call_steps(self, name: str, places: list[Place]) -> UserSteps[None]:
+        callback = self._callbacks.get(name)
+        if callback is not None and places:
+            yield RunCallback(callback, (self, partitions_of(places)), is_guarded=False)
+
+    def _lose_steps(self) -> UserSteps[None]:
+        """Forget what was owned by a membership that is over, and run ``on_lost``."""
+        lost = self._work.membership.take_loss()
+        self._forget(lost)
+        self._shell_notify()
+        name = "on_lost" if self._callbacks.get("on_lost") is not None else "on_revoke"
+        yield from self._call_steps(name, lost)
+
+    def _revoke_steps(self, revoked: list[Place], until_s: float) -> UserSteps[None]:
         """Commit what was returned of partitions, run ``on_revoke``, and give them up."""
         self._drop_page(revoked)
         for place in revoked:
             if place in self._work.positions.states:  # nothing more of it is returned
                 self._work.positions.states[place].is_paused = True
-        yield from self._final_commit_steps(set(revoked))
-        callback = self._callbacks.get("on_revoke")
+        yield from self._final_commit_steps(set(revoked), until_s)
         try:
-            if callback is not None:
-                yield RunCallback(callback, (self, partitions_of(revoked)), is_guarded=False)
-            if not self._work.queue.is_idle:  # asynchronous commits hold only until then
-                yield RunSteps(self._drain_commits())
+            error = yield from _error_of(self._call_steps("on_revoke", revoked))
+            yield RunSteps(self._work.drain_commits(until_s))  # those that wait end here
+            if error is not None:
+                raise error
         finally:
             self._forget(revoked)
             self._work.membership.give_up(revoked)
@@ -390,13 +453,15 @@ class ConsumerBase(Generic[K, V]):
             return
         stored_only = not self._config.enable_auto_offset_store
         positions = self._work.positions.to_commit(stored_only=stored_only)
+        holds = self._work.membership.holds(positions)
+        positions = {place: one for place, one in positions.items() if place in holds}
         if positions and self._work.queue.is_idle:
             on_commit = self._config.on_commit
             callbacks = () if on_commit is None else (on_commit,)
-            self._work.queue.put(AsyncCommit(of_positions(positions), callbacks))
+            self._work.queue.put(AsyncCommit(of_positions(positions), callbacks, holds))
             self._work.start_commits()
 
-    def _final_commit_steps(self, places: set[Place] | None) -> UserSteps[None]:
+    def _final_commit_steps(self, places: set[Place] | None, until_s: float) -> UserSteps[None]:
         """Commit what was returned, of these partitions or all, if auto-commit is on; or log."""
         if not self._config.enable_auto_commit or self._config.group_id is None:
             return
@@ -409,7 +474,7 @@ class ConsumerBase(Generic[K, V]):
             return
         failure: QuorumlogError | None = None
         try:
-            rows = yield RunSteps(self._work.commit_until_known(offsets, CLOSE_COMMIT_S))
+            rows = yield RunSteps(self._work.commit_until_known(offsets, until_s))
         except QuorumlogError as error:
             failure, rows = error, list(offsets.values())
             self._work.report(error)
@@ -433,7 +498,8 @@ class ConsumerBase(Generic[K, V]):
             given = of_positions(self._work.positions.to_commit(stored_only=stored_only))
         if asynchronous:
             callbacks = [one for one in (callback, self._config.on_commit) if one is not None]
-            self._work.queue.put(AsyncCommit(given, tuple(callbacks)))
+            holds = self._work.membership.holds(given)
+            self._work.queue.put(AsyncCommit(given, tuple(callbacks), holds))
             self._work.start_commits()
             yield from self._callback_steps()
             return None
@@ -443,7 +509,22 @@ class ConsumerBase(Generic[K, V]):
         rows: list[TopicPartition] = []
         try:
             if given:
-                rows = yield RunSteps(self._work.commit_until_known(given, timeout_s))
+                until_s = self._close_until_s
+                if timeout_s is not None:
+                    until_s = min(until_s, self._now_s() + timeout_s)
+                steps = self._work.commit_until_known(given, until_s, self._take_wakeup)
+                rows = yield RunSteps(steps, USER_WORK)
+        except OutcomeUnknownError as error:
+            if not self._is_woken or self._is_closing:
+                raise
+            self._is_woken = False
+            msg = "wakeup was called; the commit may have been made"
+            woken = WakeupError(msg)
+            woken.outcome = error.outcome
+            raise woken from error
+        except WakeupError as error:
+            error.outcome = Outcome.UNKNOWN  # of an attempt before
+            raise
         finally:
             self._set_due()
         yield from self._callback_steps()
@@ -514,29 +595,40 @@ class ConsumerBase(Generic[K, V]):
         self._work.start_group()
         self._due_s = 0.0
 
-    def _unsubscribe_steps(self) -> UserSteps[None]:
-        """Leave the group, or the manual assignment, after a commit and ``on_revoke``."""
+    def _unsubscribe_steps(self, timeout_s: float = CLOSE_S) -> UserSteps[None]:
+        """Leave the group, or the manual assignment, after a commit and ``on_revoke``.
+
+        Raises what ``on_revoke`` raises, when all is done.
+        """
+        self._refuse_in_callback()
         work, member = self._work, self._work.membership
+        end_s = self._now_s() + timeout_s
+        until_s = end_s if math.isinf(end_s) else end_s - timeout_s / LEAVE_SHARE
         self._settle()
         if member.subscription is None:
             if work.positions.states:
-                yield from self._final_commit_steps(None)
+                yield from self._final_commit_steps(None, until_s)
+            yield RunSteps(work.drain_commits(until_s))
             self._forget(list(work.positions.states))
             return
         owned = sorted(member.owned)
-        is_member, member_id = member.epoch is not None, member.member_id
-        if owned and is_member:
-            yield from self._revoke_steps(owned)
+        is_member = member.epoch is not None
+        ending = self._revoke_steps(owned, until_s) if is_member else self._lose_steps()
+        error = (yield from _error_of(ending)) if owned else None
+        is_member, member_id = member.epoch is not None or work.is_joining, member.member_id
         member.subscribe(None)
         member.leave()
         self._forget(list(work.positions.states))
         self._commit_due_s = math.inf
-        self._shell_notify()
+        work.end_membership()
         if is_member:
+            left_s = max(min(LEAVE_S, end_s - self._now_s()), ATTEMPT_LEAST_S)
             try:
-                yield RunSteps(work.leave(member_id, retry_s=LEAVE_S))
-            except QuorumlogError as error:
-                work.report(error)  # the session ends by itself
+                yield RunSteps(work.leave(member_id, retry_s=left_s))
+            except QuorumlogError as failure:
+                work.report(failure)  # the session ends by itself
+        if error is not None:
+            raise error
 
     def _assign_steps(self, partitions: Iterable[TopicPartition]) -> UserSteps[None]:
         states = [self._new_state(one) for one in partitions]
@@ -656,17 +748,28 @@ class ConsumerBase(Generic[K, V]):
     # the end
 
     def _close_steps(self, *, has_failed: bool) -> UserSteps[None]:
+        """End everything; then raise what a callback raised."""
         if has_failed:
             self._rewind_last_call()
-        try:
-            yield from self._unsubscribe_steps()
-            yield RunSteps(self._drain_commits())
-        finally:
-            yield from self._callback_steps()
+        timeout_s = math.inf if self._close_timeout_s is None else self._close_timeout_s
+        self._close_until_s = self._now_s() + timeout_s
+        first: BaseException | None = None
+        for steps in (
+            self._unsubscribe_steps(timeout_s),
+            self._drain_steps(self._close_until_s),
+            self._callback_steps(),
+        ):
+            error = yield from _error_of(steps)
+            first = first or error
+        if first is not None:
+            raise first
 
-    def _drain_commits(self) -> Steps[None]:
-        """Wait until the queued asynchronous commits have ended."""
-        yield from self._work.commit_until_known({}, CLOSE_COMMIT_S)
+    def _drain_steps(self, until_s: float) -> UserSteps[None]:
+        try:
+            yield RunSteps(self._work.drain_commits(until_s))
+        finally:
+            msg = "the consumer was closed before the commit's outcome was known"
+            self._work.queue.abandon(OutcomeUnknownError(msg))
 
     # what does not wait
 
@@ -689,6 +792,17 @@ class ConsumerBase(Generic[K, V]):
                 if state.high_watermark is not None and state.position is not None
             },
         }
+
+
+def _error_of(steps: UserSteps[None]) -> UserSteps[BaseException | None]:
+    """Return what steps raise, to be raised when other things are done; None if nothing."""
+    try:
+        yield from steps
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 raised by the caller
+        return error
+    return None
 
 
 def _is_resolved(state: PartitionState) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 
 from http_api.client.client_errors import ConfigError
 from http_api.client.sdk.settings import (
     BYTES_MAX,
     DAY_MS,
     CommonConfig,
+    CommonKeywords,
     custom,
     flag,
     function,
@@ -26,7 +27,7 @@ from http_api.client.sdk.settings import (
 )
 
 if TYPE_CHECKING:
-    from http_api.client.network import ClientSecurity
+    pass
 
 RESETS: Final = ("earliest", "latest", "none")
 AS_STORED: Final = "bytes"
@@ -88,21 +89,9 @@ class ConsumerConfig(CommonConfig):
     value_deserializer: Callable[[bytes], Any] | str | None = deserializer()
 
 
-class ConsumerKeywords(TypedDict, total=False):
-    """Keywords of a consumer's constructor, without its first; see `ConsumerConfig`."""
+class ConsumerKeywords(CommonKeywords, total=False):
+    """Keywords of a consumer; see `ConsumerConfig`."""
 
-    client_id: str | None
-    headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None
-    security: ClientSecurity | None
-    follow_leaders: bool
-    connect_timeout_ms: int
-    request_timeout_ms: int
-    api_timeout_ms: int
-    metadata_max_age_ms: int
-    rebootstrap_trigger_ms: int
-    on_error: Callable[[Exception], None] | None
-    on_stats: Callable[[dict[str, Any]], None] | None
-    stats_interval_ms: int
     group_id: str | None
     group_instance_id: str | None
     auto_offset_reset: str

@@ -2,7 +2,8 @@
 
 One worker fetches from each broker that leads wanted partitions, with all of them in one waiting
 ``records:poll``; another asks any broker for partitions whose leader is not known, which an answer
-names. One sends heartbeats, and one asynchronous commits. Everything here runs under the shell's
+names. One looks up where partitions start, while there is such a one. One sends heartbeats, and one
+asynchronous commits. Everything here runs under the shell's
 lock; what the program has to run itself (callbacks, errors) is kept for its next call, and
 ``attend`` makes that call leave its short path.
 """
@@ -10,6 +11,7 @@ lock; what the program has to run itself (callbacks, errors) is kept for its nex
 from __future__ import annotations
 
 import importlib.util
+import math
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from http_api.client.client_errors import (
     AuthorizationError,
     ConfigError,
     FencedError,
+    OutcomeUnknownError,
     QuorumlogError,
 )
 from http_api.client.consumer import ends
@@ -32,17 +35,18 @@ from http_api.client.polling import Polled, PolledPage, poll
 from http_api.client.routes import AttemptError, LostError
 from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.commits import (
-    NOT_OWNED,
+    MEMBER_FENCED,
     CommitQueue,
+    Holds,
     Offsets,
     commit_call,
     commit_error,
+    not_owned,
     results_of,
-    split_owned,
+    split_held,
 )
 from http_api.client.sdk.consumer_settings import WAIT_MS_MAX, ConsumerConfig
 from http_api.client.sdk.membership import (
-    MEMBER_FENCED,
     ConsumerMembership,
     HeartbeatDuty,
     IdleDuty,
@@ -59,7 +63,7 @@ from http_api.client.sdk.positions import (
     ReadPositions,
 )
 from http_api.client.sdk.record_types import TopicPartition
-from http_api.client.sdk.steps import Pause, Shell, Steps, steps_of
+from http_api.client.sdk.steps import ATTEMPT_LEAST_S, Pause, Shell, Steps, limited, steps_of
 
 T = TypeVar("T")
 
@@ -70,11 +74,27 @@ FIRST_WAIT_MS: Final = 1_000
 """Wait of a request with a new position, which a leader may refuse only at the end of the wait."""
 AGAIN_S: Final = 1.0
 """Pause after an error, before the work is tried again."""
+REPORT_AGAIN_S: Final = 30.0
+"""Time in which an error that stays the same is reported once."""
+REPORTS_MAX: Final = 10_000
 INTERRUPT_AGAIN_S: Final = 0.1
 EPOCH_WAIT_S: Final = 2.0
 """Longest wait for the heartbeat that tells a newer member epoch to a refused commit."""
+BEAT_MARGIN_SHARE: Final = 6
+"""A heartbeat is sent to another broker when its answer is late by this part of the session."""
+BEAT_MARGIN_LEAST_S: Final = 0.5
+SILENCE_LEAST_S: Final = 15.0
+"""Joins and heartbeats are repeated for at least this time, in which a coordinator takes over."""
+CHECK_S: Final = 0.5
+"""Longest wait before ``check`` is called again: a signal's handler can't always notify."""
 GROUP_WORK: Final = "group"
 COMMIT_WORK: Final = "commits"
+START_WORK: Final = "starts"
+START_FIRST_S: Final = 1.0
+"""Longest wait for the first answer about a partition's start; others wait behind it."""
+START_S: Final = 5.0
+"""The same when it has been asked for before."""
+START_AGAIN_S: Final = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +137,12 @@ class ConsumerWork:
         )
         self.membership = ConsumerMembership(config, self._new_member_id())
         self.queue = CommitQueue()
+        self.is_joining = False
+        self._is_beating = False
+        self._join_due_s = 0.0
+        """Time before which no other join is sent."""
+        self._reported: dict[str, float] = {}
+        """Time of the last report of each error."""
         self.requests = 0
         """Number of fetches and heartbeats sent."""
         self.fetched_bytes = 0
@@ -134,11 +160,19 @@ class ConsumerWork:
             bool(self.queue.results)
             or bool(self.reports)
             or self.failure is not None
+            or self.shell.failure is not None
             or self.membership.has_change
         )
 
     def report(self, error: Exception) -> None:
-        """Log what heals by itself, and keep it for ``on_error``."""
+        """Log what heals by itself, and keep it for ``on_error``; the same once in a while only."""
+        now_s = self.shell.now_s()
+        fact = " ".join([type(error).__name__, *sorted(str(error).split())])  # brokers in any order
+        if now_s < self._reported.get(fact, -math.inf) + REPORT_AGAIN_S:
+            return
+        if len(self._reported) >= REPORTS_MAX:
+            self._reported.clear()
+        self._reported[fact] = now_s
         self.context.log.warning("%s", error)
         if self.config.on_error is not None:
             self.reports.append(error)
@@ -159,12 +193,27 @@ class ConsumerWork:
             return known
         from http_api.client import admin  # takes long to import, and is rarely needed
 
-        found = yield from steps_of(admin.cluster(), self.context, self.shell.now_s, retry_s)
+        found = yield from self.run_call(admin.cluster(), retry_s)
         return found.cluster_id
 
-    def run_call(self, call: Call[T], retry_s: float) -> Steps[T]:
-        """Run a call, retried for some seconds."""
-        return steps_of(call, self.context, self.shell.now_s, retry_s)
+    def run_call(
+        self, call: Call[T], retry_s: float, check: Callable[[], None] = lambda: None
+    ) -> Steps[T]:
+        """Run a call, retried for some seconds, with attempts that do not last longer.
+
+        With 0 seconds there is one attempt, which has the time that its call says.
+        """
+        steps = steps_of(call, self.context, self.shell.now_s, retry_s)
+        if retry_s <= 0:
+            return steps
+        return limited(steps, self.shell.now_s, self.shell.now_s() + retry_s, check)
+
+    def check_background(self) -> None:
+        """Raise a `QuorumlogError` if an error has ended background work."""
+        failure = self.shell.failure
+        if failure is not None:
+            msg = f"background work of this consumer failed: {failure!r}"
+            raise QuorumlogError(msg) from failure
 
     # fetching
 
@@ -173,9 +222,9 @@ class ConsumerWork:
         if self.shell.is_stopping:
             return
         now_s = self.shell.now_s()
-        wanted = self.positions.leaders()
         if self.positions.unresolved(now_s):
-            wanted.add(ANY_BROKER)
+            self._start(START_WORK, self._find_starts)
+        wanted = self.positions.leaders()
         for broker in wanted - self._workers.keys():
             if len(self._workers) >= FETCH_WORKERS_MAX and broker != ANY_BROKER:
                 self.positions.forget_leader(broker, 0.0)
@@ -194,8 +243,6 @@ class ConsumerWork:
     def _is_stale(self, worker: FetchWorker, now_s: float) -> bool:
         if worker.stale_s is not None:
             return True
-        if worker.broker == ANY_BROKER and self.positions.unresolved(now_s):
-            return True
         plan = self.positions.plan(worker.broker, now_s)
         if not isinstance(plan, FetchPlan):
             return False
@@ -204,8 +251,6 @@ class ConsumerWork:
     def _fetch(self, worker: FetchWorker) -> Steps[None]:
         while not self.shell.is_stopping:
             try:
-                if worker.broker == ANY_BROKER:
-                    yield from self._resolve_starts()
                 plan = self.positions.plan(worker.broker, self.shell.now_s())
                 if isinstance(plan, FetchPlan):
                     yield from self._fetch_once(worker, plan)
@@ -215,7 +260,16 @@ class ConsumerWork:
                 self._fail(error)
                 self.positions.forget_leader(worker.broker, self.shell.now_s())
                 self.shell.notify()
-                yield Pause(AGAIN_S)
+                yield from self._rest(AGAIN_S)
+
+    def _rest(self, seconds: float) -> Steps[None]:
+        """Wait that long whatever is notified meanwhile, unless the shell stops."""
+        until_s = self.shell.now_s() + seconds
+        while not self.shell.is_stopping:
+            left_s = until_s - self.shell.now_s()
+            if left_s <= 0:
+                return
+            yield Pause(left_s)
 
     def _fetch_once(self, worker: FetchWorker, plan: FetchPlan) -> Steps[None]:
         cluster_id = yield from self.cluster_id()
@@ -270,7 +324,7 @@ class ConsumerWork:
         self, call: Call[T], retry_s: float, is_over: Callable[[], bool]
     ) -> Steps[T | None]:
         """Run a call; None: its request was ended, and ``is_over`` says that it is not needed."""
-        steps = self.run_call(call, retry_s)
+        steps = steps_of(call, self.context, self.shell.now_s, retry_s)
         try:
             step = next(steps)
             while True:
@@ -288,11 +342,28 @@ class ConsumerWork:
             result: T = end.value
             return result
 
-    def _resolve_starts(self) -> Steps[None]:
-        """Look up where partitions begin that have neither an offset nor a commit yet."""
-        states = self.positions.unresolved(self.shell.now_s())
-        if not states:
-            return
+    def _find_starts(self) -> Steps[None]:
+        """Look up starts until all are known; a later need starts this anew."""
+        while not self.shell.is_stopping:
+            try:
+                now_s = self.shell.now_s()
+                if self.positions.unresolved(now_s):
+                    yield from self._resolve_starts(now_s)
+                elif self.positions.unresolved(math.inf):
+                    yield Pause(START_AGAIN_S)
+                else:
+                    break
+            except QuorumlogError as error:
+                self._fail(error)
+                yield from self._rest(AGAIN_S)
+        self._started.discard(START_WORK)
+
+    def _resolve_starts(self, now_s: float) -> Steps[None]:
+        """Look up where partitions begin that have neither an offset nor a commit yet.
+
+        Those that could not be looked up before come last, so that they hold up no others.
+        """
+        states = sorted(self.positions.unresolved(now_s), key=lambda state: state.retry_s)
         group = self.config.group_id
         by_commit = [state for state in states if state.start is None]
         if by_commit and group is not None:
@@ -314,9 +385,12 @@ class ConsumerWork:
 
     def _resolve_start(self, state: PartitionState) -> Steps[None]:
         version = state.version
+        call = ends(state.topic, state.partition)
+        timeout_s = START_S if state.retry_s else START_FIRST_S
+        call = Call(replace(call.request, timeout_s=timeout_s), call.parse)
         try:
-            found = yield from self.run_call(ends(state.topic, state.partition), FETCH_RETRY_S)
-        except ApiError as error:  # perhaps no such topic yet; the others go on
+            found = yield from self.run_call(call, 0.0)
+        except (ApiError, OutcomeUnknownError) as error:  # perhaps no leader; the others go on
             state.retry_s = self.shell.now_s() + AGAIN_S
             self._fail(error)
             return
@@ -329,6 +403,7 @@ class ConsumerWork:
 
     def start_group(self) -> None:
         """Start heartbeats, once."""
+        self._join_due_s = 0.0
         self._start(GROUP_WORK, self._keep_membership)
         self.shell.notify()
 
@@ -341,15 +416,18 @@ class ConsumerWork:
         while not self.shell.is_stopping:
             now_s, member = self.shell.now_s(), self.membership
             duty = member.duty(now_s, self._polled_s(), self._new_member_id())
-            joins = member.joins
+            joins, subscription = member.joins, member.subscription
             try:
                 match duty:
                     case IdleDuty():
                         yield Pause(None)
                     case LaterDuty(seconds):
                         yield Pause(seconds)
-                    case JoinDuty(member_id):
+                    case JoinDuty(member_id) if now_s >= self._join_due_s:
+                        self._join_due_s = now_s + AGAIN_S
                         yield from self._join(member_id)
+                    case JoinDuty():
+                        yield Pause(self._join_due_s - now_s)
                     case HeartbeatDuty():
                         yield from self._beat(duty)
                     case LeaveDuty(member_id):
@@ -357,7 +435,8 @@ class ConsumerWork:
                     case _:
                         assert_never(duty)
             except QuorumlogError as error:
-                yield from self._fail_membership(error, duty, joins)
+                if member.joins == joins and member.subscription is subscription:
+                    yield from self._fail_membership(error, duty)
             if member.has_change:
                 self._attend()
             self.shell.notify()
@@ -366,10 +445,9 @@ class ConsumerWork:
         self,
         error: QuorumlogError,
         duty: JoinDuty | HeartbeatDuty | LeaveDuty | IdleDuty | LaterDuty,
-        joins: int,
     ) -> Steps[None]:
         member = self.membership
-        if member.subscription is None or member.joins != joins or self.shell.is_stopping:
+        if member.subscription is None or self.shell.is_stopping:
             return
         if member.receive_error(error):
             self.context.log.warning("membership lost group=%s: %s", self.config.group_id, error)
@@ -384,7 +462,7 @@ class ConsumerWork:
             self._attend()
         else:
             self._fail(error)
-        yield Pause(AGAIN_S)
+        yield from self._rest(AGAIN_S)
 
     def _join(self, member_id: str) -> Steps[None]:
         member, subscription = self.membership, self.membership.subscription
@@ -394,9 +472,14 @@ class ConsumerWork:
         settings = member_settings(self.config, subscription)
         call = groups.join(cluster_id, self.config.group_id, member_id, settings)
         self.requests += 1
-        found = yield from self.run_call(call, self.config.session_timeout_ms / MS)
+        self.is_joining = True
+        try:
+            longest_s = max(self.config.session_timeout_ms / MS, SILENCE_LEAST_S)
+            found = yield from self.run_call(call, longest_s)
+        finally:
+            self.is_joining = False
         if member.subscription is subscription and not self.shell.is_stopping:
-            member.receive(found, (), self.shell.now_s())
+            member.receive(found, (), 0.0, self.shell.now_s())  # no heartbeat yet
         else:  # unsubscribed or closed meanwhile
             call_back = groups.leave(cluster_id, self.config.group_id, member_id)
             yield from self.run_call(call_back, 0.0)
@@ -412,6 +495,9 @@ class ConsumerWork:
             owned=duty.owned,
             wait_ms=duty.wait_ms,
         )
+        session_s = self.config.session_timeout_ms / MS
+        margin_s = max(session_s / BEAT_MARGIN_SHARE, BEAT_MARGIN_LEAST_S)
+        call = Call(replace(call.request, timeout_s=duty.wait_ms / MS + margin_s), call.parse)
         self.requests += 1
         joins = self.membership.joins
         member = self.membership
@@ -419,9 +505,19 @@ class ConsumerWork:
         def is_over() -> bool:
             return self.shell.is_stopping or member.epoch is None or member.joins != joins
 
-        found = yield from self._until_over(call, self.config.session_timeout_ms / MS, is_over)
+        self._is_beating, sent_s = True, self.shell.now_s()
+        try:
+            found = yield from self._until_over(call, max(session_s, SILENCE_LEAST_S), is_over)
+        finally:
+            self._is_beating = False
         if found is not None and not is_over():
-            member.receive(found, duty.owned, self.shell.now_s())
+            member.receive(found, duty.owned, sent_s, self.shell.now_s())
+
+    def end_membership(self) -> None:
+        """End requests of a membership that the program has ended."""
+        if self._is_beating or self.is_joining:
+            self.shell.interrupt(GROUP_WORK)
+        self.shell.notify()
 
     def _leave_late(self, member_id: str) -> Steps[None]:
         """Leave because the program has not polled for ``max_poll_interval_ms``."""
@@ -459,63 +555,93 @@ class ConsumerWork:
                     return
                 yield Pause(None)
                 continue
-            mine, refused = self._owned_of(self.queue.take())
-            errors: dict[Place, QuorumlogError] = {one: commit_refusal() for one in refused}
             failure: QuorumlogError | None = None
             try:
-                if mine:
-                    yield from self._commit_once(mine, retry_s=0.0, repeatable=False)
+                yield from self.cluster_id()
             except QuorumlogError as error:
                 failure = error
-            self.queue.settle(errors, failure)
+            offsets = self.queue.take(self.membership.holds)
+            if offsets and failure is None:
+                call = self._commit_call(offsets, repeatable=False)
+                holds = self.membership.holds(offsets)
+                try:
+                    yield from self.run_call(call, 0.0)
+                    self._receive_commit(offsets, holds)
+                except QuorumlogError as error:
+                    failure = error
+            self.queue.settle(failure)
             if self.queue.results:
                 self._attend()
             self.shell.notify()
 
-    def _commit_once(self, offsets: Offsets, *, retry_s: float, repeatable: bool) -> Steps[None]:
-        assert self.config.group_id is not None
-        cluster_id = yield from self.cluster_id()
-        call = commit_call(
-            cluster_id,
-            self.config.group_id,
-            offsets,
-            self.membership.member(),
-            repeatable=repeatable,
-        )
-        yield from self.run_call(call, retry_s)
+    def _commit_call(self, offsets: Offsets, *, repeatable: bool) -> Call[None]:
+        """Return the call for partitions that are held now, with the epoch of now."""
+        cluster_id, group = self.context.routes.cluster_id, self.config.group_id
+        assert cluster_id is not None
+        assert group is not None
+        member = self.membership.member()
+        assert member is not None or self.membership.subscription is None
+        return commit_call(cluster_id, group, offsets, member, repeatable=repeatable)
+
+    def _receive_commit(self, offsets: Offsets, holds: Holds) -> None:
+        mine, _ = split_held(offsets, holds, self.membership.holds(offsets))
         self.positions.receive_commit(
             {
                 place: LogPosition(one.offset, one.leader_epoch)
-                for place, one in offsets.items()
+                for place, one in mine.items()
                 if one.offset is not None
             }
         )
 
-    def _owned_of(self, offsets: Offsets) -> tuple[Offsets, Offsets]:
-        member = self.membership
-        return split_owned(offsets, None if member.subscription is None else member.owned)
+    def drain_commits(
+        self, until_s: float, check: Callable[[], None] = lambda: None
+    ) -> Steps[bool]:
+        """Wait until the asynchronous commits have ended; return False if they have not in time.
+
+        Raises:
+            QuorumlogError: The background work that sends them has failed.
+        """
+        while not self.queue.is_idle:
+            check()
+            self.check_background()
+            left_s = self._left_s(until_s)
+            if left_s <= 0:
+                return False
+            yield Pause(min(left_s, CHECK_S))
+        return True
 
     def commit_until_known(
-        self, offsets: Offsets, timeout_s: float | None
+        self, offsets: Offsets, until_s: float, check: Callable[[], None] = lambda: None
     ) -> Steps[list[TopicPartition]]:
-        """Commit, and repeat it until its outcome is known, at most ``timeout_s`` seconds.
+        """Commit, and repeat it until its outcome is known, or until a time.
+
+        Args:
+            offsets: What to commit, at least one.
+            until_s: Time of the shell; infinite: without end.
+            check: Called before each attempt; what it raises ends the commit.
 
         Raises:
             CommitError: Partitions are not owned any more, or the group refused them.
             QuorumlogError: The outcome is not known in time.
         """
-        until_s = None if timeout_s is None else self.shell.now_s() + timeout_s
-        while not self.queue.is_idle:
-            left_s = self._left_s(until_s)
-            if left_s <= 0:
-                break
-            yield Pause(left_s)
-        mine, refused = self._owned_of(offsets)
+        member = self.membership
+        holds = member.holds(offsets)
+        if not (yield from self.drain_commits(until_s, check)):
+            msg = "nothing was committed: an earlier asynchronous commit is still under way"
+            error = QuorumlogError(msg)
+            error.retriable = True
+            raise error
+        if holds:
+            yield from self.cluster_id(self._left_s(until_s))
+        mine, refused = split_held(offsets, holds, member.holds(offsets))
         failure: QuorumlogError | None = None
         while mine:
-            epoch, answers = self.membership.epoch, self.membership.answers
+            epoch, answers = member.epoch, member.answers
+            call = self._commit_call(mine, repeatable=True)
             try:
-                yield from self._commit_once(mine, retry_s=self._left_s(until_s), repeatable=True)
+                left_s = max(self._left_s(until_s), ATTEMPT_LEAST_S)
+                yield from self.run_call(call, left_s, check)
+                self._receive_commit(mine, holds)
                 break
             except ApiError as error:
                 if error.status >= 500:
@@ -524,16 +650,16 @@ class ConsumerWork:
             if failure.code != MEMBER_FENCED or epoch is None:
                 self._lose_by(failure)
                 break
-            yield from self._await_heartbeat(answers)
-            if self.membership.epoch == epoch or self._left_s(until_s) <= 0:
+            yield from self._await_heartbeat(answers, until_s)
+            if member.epoch == epoch or self._left_s(until_s) <= 0:
                 break
             failure = None
-            mine, more = self._owned_of(mine)
-            refused = refused | more
-        errors: dict[Place, QuorumlogError] = {one: commit_refusal() for one in refused}
+            mine, _ = split_held(mine, holds, member.holds(mine))
+            refused = {place: one for place, one in offsets.items() if place not in mine}
+        errors: dict[Place, QuorumlogError | None] = {one: not_owned() for one in refused}
         if failure is not None:
             errors |= dict.fromkeys(mine, failure)
-        rows = results_of(offsets, errors, None)
+        rows = results_of(offsets, errors)
         failed = [one for one in rows if one.error is not None]
         if failed:
             raise commit_error(failed)
@@ -543,22 +669,14 @@ class ConsumerWork:
         if self.membership.receive_error(error):
             self._attend()
 
-    def _left_s(self, until_s: float | None) -> float:
-        forever_s = 1e9
-        return forever_s if until_s is None else max(0.0, until_s - self.shell.now_s())
+    def _left_s(self, until_s: float) -> float:
+        return max(0.0, until_s - self.shell.now_s())
 
-    def _await_heartbeat(self, answers: int) -> Steps[None]:
+    def _await_heartbeat(self, answers: int, until_s: float) -> Steps[None]:
         """Wait for the next heartbeat's answer, which tells a newer epoch."""
-        until_s = self.shell.now_s() + EPOCH_WAIT_S
+        end_s = self.shell.now_s() + min(EPOCH_WAIT_S, self._left_s(until_s))
         while self.membership.answers == answers and self.membership.epoch is not None:
-            left_s = until_s - self.shell.now_s()
+            left_s = end_s - self.shell.now_s()
             if left_s <= 0:
                 return
             yield Pause(left_s)
-
-
-def commit_refusal() -> QuorumlogError:
-    """Return the error of a partition that this consumer does not own."""
-    error = QuorumlogError(NOT_OWNED)
-    error.code = MEMBER_FENCED
-    return error

@@ -4,25 +4,31 @@ A heartbeat's answer names the assignment. What is owned and not in it is *revok
 and is named in heartbeats, until ``on_revoke`` has run in a call of the program and `give_up` is
 called. What is new is owned once `take` was called, after which ``on_assign`` runs. A member that
 the group does not know any more has *lost* everything; it joins again at the program's next poll.
+
+Each taking has a number, so that a commit of one taking never goes out under a later one: another
+member may have owned the partition in between. For the same reason a partition that was given up is
+assigned again only by an answer to a heartbeat that did not name it any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from http_api.client.calls import Place
 from http_api.client.client_errors import ApiError, FencedError, QuorumlogError
 from http_api.client.groups import MemberSettings
+from http_api.client.sdk.commits import MEMBER_FENCED
 from http_api.client.sdk.consumer_settings import ConsumerConfig
 from http_api.contract.group_resources import AssignedPartition, GroupMembership
 
 FENCED_INSTANCE: Final = 40_952
-MEMBER_FENCED: Final = 40_903
 MEMBER_GONE: Final = 40_403
 WAITS_PER_SESSION: Final = 3
 """A waiting heartbeat takes at most this part of the session time-out."""
+HEARTBEAT_LEAST_S: Final = 0.5
+"""Least time between two heartbeats that report the same."""
 MS: Final = 1_000
 
 
@@ -82,8 +88,10 @@ class ConsumerMembership:
         self.subscription: Subscription | None = None
         self.epoch: int | None = None
         """Epoch of the member; None: it is not in the group."""
-        self.owned: set[Place] = set()
-        """Partitions that the program reads, and heartbeats name."""
+        self._takings: dict[Place, int] = {}
+        """Number of the taking of each owned partition."""
+        self._takes = 0
+        """Number of takings so far."""
         self.assignment: dict[Place, AssignedPartition] = {}
         """Partitions that the last answer of the coordinator assigns."""
         self.error: FencedError | None = None
@@ -98,11 +106,29 @@ class ConsumerMembership:
         self._needs_new_id = False
         """True behind an end: the former id's late requests must not meet the new membership."""
         self._heartbeat_s = 1.0
+        self._sent_s = 0.0
+        """Time at which the last heartbeat was sent that got an answer."""
         self._beat_s = 0.0
         """Time of the last heartbeat's answer."""
         self._sent_owned: frozenset[Place] | None = None
 
     # the program's side
+
+    @property
+    def owned(self) -> Set[Place]:
+        """Partitions that the program reads, and heartbeats name."""
+        return self._takings.keys()
+
+    def holds(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return those that may be committed now, each with the number of its taking.
+
+        Without a subscription all may be, with the number 0; outside of the group none.
+        """
+        if self.subscription is None:
+            return dict.fromkeys(places, 0)
+        if self.epoch is None:
+            return {}
+        return {one: self._takings[one] for one in places if one in self._takings}
 
     def subscribe(self, subscription: Subscription | None) -> None:
         """Begin with another subscription, of a member that is not in the group."""
@@ -115,13 +141,13 @@ class ConsumerMembership:
 
     def revoked(self) -> list[Place]:
         """Return what is owned and assigned no longer."""
-        return sorted(self.owned.difference(self.assignment))
+        return sorted(self.owned - self.assignment.keys())
 
     def added(self) -> list[AssignedPartition]:
         """Return what is assigned and not owned yet."""
         if self.epoch is None:
             return []
-        return [self.assignment[one] for one in sorted(set(self.assignment) - self.owned)]
+        return [self.assignment[one] for one in sorted(self.assignment.keys() - self.owned)]
 
     @property
     def has_change(self) -> bool:
@@ -131,17 +157,24 @@ class ConsumerMembership:
         return self.epoch is not None and self.owned != self.assignment.keys()
 
     def give_up(self, places: Iterable[Place]) -> None:
-        """Own these no longer; the next heartbeat reports it."""
-        self.owned.difference_update(places)
+        """Own these no longer; the next heartbeat reports it.
+
+        One that is assigned again meanwhile would begin at its commit of before: a later answer
+        assigns it.
+        """
+        for place in places:
+            self._takings.pop(place, None)
+            self.assignment.pop(place, None)
 
     def take(self, places: Iterable[Place]) -> None:
         """Own these from now on."""
-        self.owned.update(places)
+        self._takes += 1
+        self._takings.update(dict.fromkeys(places, self._takes))
 
     def take_loss(self) -> list[Place]:
         """Return what was owned when the member was removed, and own nothing."""
         lost = sorted(self.owned)
-        self.owned.clear()
+        self._takings.clear()
         self.is_lost = False
         return lost
 
@@ -161,21 +194,27 @@ class ConsumerMembership:
         if left_s <= 0:
             return LeaveDuty(self.member_id)
         owned = frozenset(self.owned)
-        if self.owned != self.assignment.keys() and owned == self._sent_owned:
-            due_s = self._beat_s + self._heartbeat_s
-            if due_s > now_s:  # the answer would come at once, and say the same
+        if owned == self._sent_owned:
+            due_s = self._sent_s + HEARTBEAT_LEAST_S  # a broken broker's answer does not wait
+            if self.owned != self.assignment.keys():
+                due_s = self._beat_s + self._heartbeat_s  # it would come at once, and be the same
+            if due_s > now_s:
                 return LaterDuty(min(due_s - now_s, left_s))
         wait_ms = min(self._config.session_timeout_ms // WAITS_PER_SESSION, int(left_s * MS))
         return HeartbeatDuty(self.member_id, self.epoch, tuple(sorted(owned)), wait_ms)
 
-    def receive(self, found: GroupMembership, sent_owned: Iterable[Place], now_s: float) -> None:
-        """Take the answer to a join or a heartbeat."""
+    def receive(
+        self, found: GroupMembership, sent_owned: Collection[Place], sent_s: float, now_s: float
+    ) -> None:
+        """Take the answer to a join, or to a heartbeat that was sent at ``sent_s``."""
         if self.epoch is None:
             self.joins += 1
         self.epoch = found.member_epoch
-        self.assignment = {(one.topic, one.partition): one for one in found.assignment}
-        self._heartbeat_s = found.heartbeat_interval_ms / MS
-        self._beat_s = now_s
+        given_up = set(sent_owned) - self.owned  # while the request was under way
+        assigned = {(one.topic, one.partition): one for one in found.assignment}
+        self.assignment = {place: one for place, one in assigned.items() if place not in given_up}
+        self._heartbeat_s = max(found.heartbeat_interval_ms / MS, HEARTBEAT_LEAST_S)
+        self._sent_s, self._beat_s = sent_s, now_s
         self._sent_owned = frozenset(sent_owned)
         self.answers += 1
 
@@ -206,7 +245,7 @@ class ConsumerMembership:
         """Be no member any more, by the program's own wish: nothing is lost."""
         self.epoch = None
         self.assignment = {}
-        self.owned.clear()
+        self._takings.clear()
         self.is_lost = False
         self._may_join = False
         self._needs_new_id = True

@@ -12,7 +12,7 @@ import binascii
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
@@ -29,6 +29,16 @@ _OFFSET: Final = re.compile(rb'\{"offset":(\d+)')
 _JSON_VALUES: Final = re.compile(rb'[^\n]*"value_format":"json"')
 """A page whose first batch has JSON values, or nulls only."""
 _NULL: Final = b"null"
+
+
+class StoredText(NamedTuple):
+    """JSON text of a key or value as it is stored, and its format: json, string or binary.
+
+    Given as a deserializer, this class itself makes a decoder return all but nulls in this form.
+    """
+
+    text: bytes
+    format_word: str = "json"
 
 
 class _PageBatch(msgspec.Struct, gc=False):
@@ -240,6 +250,8 @@ def _half(
     text = bytes(raw)
     if text == _NULL:
         return None, False
+    if deserializer is StoredText:
+        return StoredText(text, format_word), False
     try:
         if deserializer is None:
             if format_word == "binary":

@@ -21,9 +21,10 @@ from http_api.client.client_errors import (
     QuorumlogError,
 )
 from http_api.client.sdk.client_context import MS, ClientContext
-from http_api.client.sdk.producer_core import ProducerCore, SendResult
+from http_api.client.sdk.producer_core import ProducerCore
 from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords, is_idempotent
 from http_api.client.sdk.producer_topics import TopicState
+from http_api.client.sdk.record_batch import SendResult
 from http_api.client.sdk.record_fields import (
     RecordEncoder,
     check_partition,
@@ -195,6 +196,9 @@ class Producer:
         state = core.topics.by_name.get(topic)
         if state is None:
             state = self._learn(topic)
+        parts = None
+        if state.limits is not None:
+            parts = core.parts_of(state.limits, fields, has_headers=headers is not None)
         if partition is not None:
             check_partition(partition)
         elif self._choose is not None:
@@ -206,7 +210,10 @@ class Producer:
                 self._wait_for_room()
             if not context.is_usable:  # closed meanwhile: nothing would send the record
                 context.check_open()
-            core.put(state, partition, fields, awaiting, key, value)
+            if parts is None:
+                core.put(state, partition, fields, awaiting, key, value)
+            else:
+                core.put_parts(state, partition, parts, awaiting, key, value)
             if awaiting is not None and not self._runs_callbacks:
                 self._run_callbacks(awaiting)
             if core.has_news:

@@ -12,7 +12,7 @@ The shell's lock is held wherever this runs. Time is an argument, or that of the
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,6 +21,7 @@ from http_api.client.calls import Call
 from http_api.client.client_errors import (
     BufferFullError,
     DeliveryError,
+    InvalidRecordError,
     OutcomeUnknownError,
     QuorumlogError,
 )
@@ -38,10 +39,12 @@ from http_api.client.sdk.record_batch import (
     AwaitedRecord,
     BatchQueue,
     RecordBatch,
+    SendResult,
 )
 from http_api.client.sdk.record_fields import RecordFields
 from http_api.client.sdk.record_types import Receipt
 from http_api.client.sdk.steps import CallBacks, Pause, Steps, steps_of
+from http_api.client.sdk.value_splitting import SplitOutcome, split_record
 from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.record_placement import (
     Partitioner,
@@ -50,6 +53,7 @@ from raft_metadata.common.record_placement import (
 from raft_metadata.common.sequenced_sender import InFlightBatch, SequencedSender
 
 if TYPE_CHECKING:
+    from http_api.client.metadata_calls import TopicLimits
     from http_api.client.sdk.producer_settings import ProducerConfig
     from http_api.client.sdk.steps import Shell
 
@@ -64,29 +68,10 @@ EXPIRY_MS: Final = 200
 """Time between two looks for records whose deadline has passed."""
 OPEN_SHARE: Final = 4
 """Open batches take at most one part in so many of the buffer, sealed ones the rest."""
+_PAST_MS: Final = 0
+_FUTURE_MS: Final = 1 << 62
 DELIVERY_BYTES: Final = 200
 """Memory of an awaited record beside its text: its `AwaitedRecord`, key, value and callback."""
-
-
-class SendResult:
-    """The outcome that one call of `send` waits for; the twins wait in ways of their own."""
-
-    __slots__ = ("error", "receipt")
-
-    def __init__(self) -> None:
-        self.receipt: Receipt | None = None
-        self.error: QuorumlogError | None = None
-
-    def settle(self, receipt: Receipt, error: QuorumlogError | None) -> None:
-        """Take the outcome; called once, under the shell's lock."""
-        self.receipt, self.error = receipt, error
-
-    def result(self) -> Receipt:
-        """Return the receipt of a settled send, or raise its error."""
-        if self.error is not None:
-            raise self.error
-        assert self.receipt is not None
-        return self.receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +130,7 @@ class ProducerCore:
         self._config = config
         self._context = context
         self._now_s = now_s
+        self._random = random
         self.topics = ProducerTopics(config, context, now_s, random, takes_id=is_idempotent)
         self.buffered_bytes = 0
         """Size of the sealed batches that are not settled, and of all awaited records."""
@@ -203,7 +189,7 @@ class ProducerCore:
             key: For the receipt, the key as the program gave it.
             value: For the receipt, the value as the program gave it.
         """
-        key_format, value_format, text, view, timestamp_ms = fields
+        key_format, value_format, text, view, timestamp_ms, _ = fields
         batch: RecordBatch | None
         if partition is None and view is None:
             batch = topic.keyless
@@ -234,6 +220,46 @@ class ProducerCore:
                 return
         if len(buffer) >= self._batch_bytes:
             self.seal(topic, batch)
+
+    def parts_of(
+        self, limits: TopicLimits, fields: RecordFields, *, has_headers: bool
+    ) -> Sequence[RecordFields] | None:
+        """Return the parts of a value that is too long for one record of its topic, else None.
+
+        Needs no lock.
+
+        Raises:
+            InvalidRecordError: It can't be split either, or it is larger than the buffer.
+        """
+        size = len(fields[2])
+        if size <= limits.max_message_bytes:
+            return None
+        if size > self._config.buffer_memory:
+            msg = f"a record of {size} bytes: buffer_memory={self._config.buffer_memory}"
+            raise InvalidRecordError(msg)
+        part_id = f"{self._random.getrandbits(64):016x}"
+        return split_record(fields, limits, part_id, has_headers=has_headers)
+
+    def put_parts(
+        self,
+        topic: TopicState,
+        partition: int | None,
+        parts: Sequence[RecordFields],
+        awaiting: object,
+        key: Any,
+        value: Any,
+    ) -> None:
+        """Put the parts of a value into one partition; else as `put`."""
+        if partition is None:
+            view = parts[0][3]
+            if view is None:
+                partition = self._next_keyless(topic).partition
+            else:
+                partition = partition_for_key(view, topic.partitions)
+        outcome = SplitOutcome(len(parts), awaiting)
+        for part in parts[:-1]:
+            self.put(topic, partition, part, outcome, None, None)
+        self.put(topic, partition, parts[-1], outcome, key, value)
 
     def _next_keyless(self, topic: TopicState) -> RecordBatch:
         """Return the open batch that the next record without a partition and a key goes into."""
@@ -446,6 +472,8 @@ class ProducerCore:
         text = "produce failed topic=%s partition=%d records=%d outcome=%s reason=%s"
         outcome = None if error is None else error.outcome
         self._context.log.info(text, queue.topic, queue.partition, batch.count, outcome, error)
+        if error is not None and error.code is ErrorCode.MESSAGE_TOO_LARGE:
+            self.topics.note_refused_size(queue.topic)
         is_gone = error is not None and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         self.topics.note_failure(queue.topic, is_gone=is_gone)
 
@@ -458,21 +486,33 @@ class ProducerCore:
         error = None if batch.error is None else delivery_error(batch.error)
         awaited = batch.awaited
         if awaited and isinstance(awaited[-1][1], SendResult):  # a send ends its batch
-            awaited[-1][1].settle(_receipt(batch, awaited[-1]), error)
-            awaited = awaited[:-1]
+            awaited = [*awaited[:-1], *self._settle_send(batch, awaited[-1], error)]
         if error is None:
             self.counts.records_sent += batch.count
         else:
             self.counts.records_failed += batch.count
-            self._note_silent_failure(batch, error)
+            self._note_silent_failure(batch.count - len(batch.awaited), error)
         self._sealed_records -= batch.count - len(awaited)
         if awaited:
             self._completed.append((batch, awaited))
         else:
             self._complete(batch)
 
-    def _note_silent_failure(self, batch: RecordBatch, error: QuorumlogError) -> None:
-        count = batch.count - len(batch.awaited)
+    def _settle_send(
+        self, batch: RecordBatch, awaited: AwaitedRecord, error: QuorumlogError | None
+    ) -> Sequence[AwaitedRecord]:
+        """Settle what ends a batch: a `send`, or a part of a value, whose callback may be due."""
+        at, result, key, value, timestamp_ms = awaited
+        result.settle(_receipt(batch, awaited), error)
+        if not isinstance(result, SplitOutcome):
+            return ()
+        silent = result.silent_error
+        if silent is not None:
+            self._note_silent_failure(1, silent)
+        callback = result.callback
+        return () if callback is None else ((at, callback, key, value, timestamp_ms),)
+
+    def _note_silent_failure(self, count: int, error: QuorumlogError) -> None:
         if count:
             before = self._failure
             count += 0 if before is None else before.count
@@ -493,9 +533,39 @@ class ProducerCore:
             batch, awaited = self._completed.popleft()
             error = None if batch.error is None else delivery_error(batch.error)
             yield CallBacks((each[1], (error, _receipt(batch, each))) for each in awaited)
-            self._sealed_records -= len(awaited)
-            self._complete(batch)
+            self.end_report(batch, len(awaited))
             shell.notify()
+
+    @property
+    def has_reports(self) -> bool:
+        """True if `take_reports` would return something; a quick look, without the lock."""
+        return bool(self._completed)
+
+    def take_reports(self) -> Sequence[tuple[RecordBatch, list[AwaitedRecord]]]:
+        """Take the settled batches whose callbacks are to be run, in place of `callback_steps`.
+
+        The taker runs them, and calls `end_report` for each batch.
+        """
+        taken = tuple(self._completed)
+        self._completed.clear()
+        return taken
+
+    def end_report(self, batch: RecordBatch, count: int) -> None:
+        """Note that the ``count`` callbacks of a settled batch have run."""
+        self._sealed_records -= count
+        self._complete(batch)
+
+    def purge(self, *, takes_sealed: bool) -> None:
+        """Settle records that are left as failed; those that come later are written as ever.
+
+        Without ``takes_sealed`` only open batches: no request can have their records.
+        """
+        for batch in self._open:
+            batch.deadline_ms = _PAST_MS
+        self.seal_all()
+        for queue in list(self._active):
+            queue.sender.expire(_FUTURE_MS if takes_sealed else _PAST_MS)
+        self.has_news = True
 
     @property
     def unsettled(self) -> int:

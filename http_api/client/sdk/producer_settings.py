@@ -76,6 +76,9 @@ class ProducerConfig(CommonConfig):
     """Rule by which records without a partition and a key are spread; a function decides for every
     record."""
     allow_auto_create_topics: bool = flag(default=True)
+    large_messages: str = word("refuse", ("refuse", "split"))
+    """Treatment of a value over the topic's ``max.message.bytes``: an error, or several records
+    that consumers return as one."""
     key_format: str = word("auto", FORMATS)
     value_format: str = word("auto", FORMATS)
     key_serializer: Callable[[Any], bytes | str | None] | None = function()
@@ -97,6 +100,7 @@ class ProducerKeywords(CommonKeywords, total=False):
     retry_backoff_max_ms: int
     partitioner: str | PartitionChooser
     allow_auto_create_topics: bool
+    large_messages: str
     key_format: str
     value_format: str
     key_serializer: Callable[[Any], bytes | str | None] | None

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from http_api.client.calls import Call
 from http_api.client.client_errors import ApiError, QuorumlogError
 from http_api.client.metadata_calls import (
+    TopicLimits,
     auto_create_topic,
     broker_urls,
     new_producer_id,
     partition_leaders,
+    topic_limits,
 )
 from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.steps import Steps, steps_of
@@ -46,6 +48,7 @@ class TopicState:
         "is_remade",
         "keyless",
         "learned_ms",
+        "limits",
         "name",
         "open",
         "partitions",
@@ -63,6 +66,8 @@ class TopicState:
         """Id of the topic that was last written to; None: not known yet."""
         self.is_remade = True
         """True if the topic may have been deleted and created anew since the last look-up."""
+        self.limits: TopicLimits | None = None
+        """Decides which values are split; None: the producer splits none."""
         self.partitions = 0
         self.learn(has_leader, now_ms)
 
@@ -121,16 +126,21 @@ class ProducerTopics:
         leaders = yield from self._look_up(name, until_s)
         yield from self._start(self._left_s(until_s))
         yield from self._learn_leaders(name, leaders, self._left_s(until_s))
+        limits: TopicLimits | None = None
+        if self._config.large_messages == "split":
+            limits = yield from self._steps(topic_limits(name), self._left_s(until_s))
         has_leader = [leader >= 0 for leader in leaders]
         now_ms = round(self._now_s() * MS)
         topic = self.by_name.get(name)
         if topic is not None:
             topic.learn(has_leader, now_ms)
+            topic.limits = limits
             return topic
         if len(self.by_name) >= TOPICS_MAX:  # those without open batches are learned again
             self.by_name = {one: topic for one, topic in self.by_name.items() if topic.open}
         start = self._random.randrange(1 << 30)
         topic = self.by_name[name] = TopicState(name, has_leader, start, now_ms)
+        topic.limits = limits
         return topic
 
     def _look_up(self, name: str, until_s: float) -> Steps[Sequence[int]]:
@@ -206,6 +216,12 @@ class ProducerTopics:
             self._look_ups[name] = topic
         elif partitions is not None:
             topic.learn_count(partitions, round(self._now_s() * MS))
+
+    def note_refused_size(self, name: str) -> None:
+        """Have the limit looked up again by which values are split: it is lower than it was."""
+        topic = self.by_name.get(name)
+        if topic is not None and topic.limits is not None:
+            self._look_ups[name] = topic
 
     def note_failure(self, name: str, *, is_gone: bool) -> None:
         """Take a failure to write; ``is_gone``: the topic or the partition is not there."""

@@ -20,7 +20,9 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
+from http_api.client.client_errors import QuorumlogError
 from http_api.client.sdk.plain_sender import PlainSender
+from http_api.client.sdk.record_types import Receipt
 from http_api.client.sdk.values import Format
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.sequenced_sender import InFlightBatch, PendingProduce, SequencedSender
@@ -32,6 +34,27 @@ RECORD_START: Final = b'},{"value":'
 _FIRST: Final = 2
 """Bytes of the first `RECORD_START` that end no record."""
 _records_of = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class SendResult:
+    """The outcome that one call of `send` waits for; the twins wait in ways of their own."""
+
+    __slots__ = ("error", "receipt")
+
+    def __init__(self) -> None:
+        self.receipt: Receipt | None = None
+        self.error: QuorumlogError | None = None
+
+    def settle(self, receipt: Receipt, error: QuorumlogError | None) -> None:
+        """Take the outcome; called once, under the shell's lock."""
+        self.receipt, self.error = receipt, error
+
+    def result(self) -> Receipt:
+        """Return the receipt of a settled send, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        assert self.receipt is not None
+        return self.receipt
 
 
 AwaitedRecord = tuple[int, Any, Any, Any, "int | None"]

@@ -24,10 +24,11 @@ _ANY: Final = Format.ANY
 _JSON: Final = Format.JSON
 
 
-RecordFields = tuple[Format, Format, bytes, "bytes | None", "int | None"]
+RecordFields = tuple[Format, Format, bytes, "bytes | None", "int | None", int]
 """A record ready to be placed: formats of key and value; the JSON text between ``{"value":`` and
 ``}``; the bytes view of the key, by which the record is placed, or None; the timestamp in ms, or
-None. A plain tuple, as one is made for each record."""
+None; the length of the value, with which the text begins. A plain tuple, as one is made for each
+record."""
 
 
 class RecordEncoder:
@@ -49,7 +50,8 @@ class RecordEncoder:
         """Return the fields of a record; raises `InvalidRecordError`, naming what is wrong."""
         value_format, text = self._encode_value(value)
         if key is None and headers is None and timestamp is None:
-            return _ANY, value_format, text, None, None
+            return _ANY, value_format, text, None, None, len(text)
+        value_length = len(text)
         key_format, view = _ANY, None
         if key is not None:
             key_format, key_text = self._encode_key(key)
@@ -64,11 +66,13 @@ class RecordEncoder:
             text += b',"timestamp":%d' % timestamp_ms
         if headers is not None:
             text += b',"headers":' + headers_text(headers)
-        return key_format, value_format, text, view, timestamp_ms
+        return key_format, value_format, text, view, timestamp_ms, value_length
 
 
 def milliseconds(timestamp: object) -> int:
     """Return a time as milliseconds since 1970; raises `InvalidRecordError`."""
+    if type(timestamp) is int and 0 <= timestamp <= TIMESTAMP_MS_MAX:
+        return timestamp
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             msg = f"timestamp {timestamp!r}: expected a datetime with a time zone"

@@ -20,7 +20,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from http_api.client.calls import Answer, Call
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ATTEMPT_SHORT_S = 3.0
+"""Seconds of an attempt that need not be shorter than half of the time that is left."""
+ATTEMPT_LEAST_S = 0.05
 JOIN_S = 5.0
 """Seconds that `stop` waits for the end of all threads or tasks."""
 
@@ -80,6 +83,39 @@ def steps_of(
 ) -> Steps[T]:
     """Make attempts at a call for up to ``retry_s`` seconds and return its result."""
     return (yield from attempts_at(call, context.routes, now_s, retry_s=retry_s))
+
+
+def limited(
+    steps: Steps[T],
+    now_s: Callable[[], float],
+    until_s: float,
+    check: Callable[[], None] = lambda: None,
+) -> Steps[T]:
+    """Run steps with attempts that end by a time, and leave some of it to a next one.
+
+    So a broker that takes requests and never answers does not use up the time of all others. What
+    ``check`` raises, which is called before each attempt, ends the steps.
+    """
+    try:
+        step = next(steps)
+        while True:
+            check()
+            if isinstance(step, Attempt):
+                left_s = max(until_s - now_s() - step.wait_s, ATTEMPT_LEAST_S)
+                limit_s = max(left_s / 3, min(left_s / 2, ATTEMPT_SHORT_S))
+                if step.request.timeout_s > limit_s:
+                    step = replace(step, request=replace(step.request, timeout_s=limit_s))
+            try:
+                answer = yield step
+            except (AttemptError, QuorumlogError) as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
 
 
 class BlockingShell:
@@ -138,11 +174,20 @@ class BlockingShell:
             if self._clients_of_threads.get(name) is client:
                 self._clients_of_threads.pop(name, None)
 
-    def run(self, steps: Steps[T]) -> T:
-        """Run steps in the calling thread and return their result, or raise their error."""
+    def run(self, steps: Steps[T], name: str = "") -> T:
+        """Run steps in the calling thread and return their result, or raise their error.
+
+        With a ``name``, `interrupt` may end the request that they wait for.
+        """
         self._context.check_process()
         with self._client() as client:
-            return self._drive(steps, client)
+            if not name:
+                return self._drive(steps, client)
+            self._clients_of_threads[name] = client
+            try:
+                return self._drive(steps, client)
+            finally:
+                self._clients_of_threads.pop(name, None)
 
     def _drive(self, steps: Steps[T], client: Client) -> T:
         value: Answer | None = None
@@ -150,13 +195,12 @@ class BlockingShell:
         try:
             while True:
                 with self.lock:
+                    client.begin_attempt()  # with the lock, so that `stop` finds each attempt
                     step = steps.throw(error) if error is not None else steps.send(value)
                     value, error = None, None
                     if isinstance(step, Pause):
                         self._condition(step.group).wait(step.seconds)
                         continue
-                    if not isinstance(step, CallBacks):
-                        client.begin_attempt()  # with the lock, so that `stop` finds each attempt
                 if isinstance(step, CallBacks):
                     self._context.call_back_all(step.calls)
                     continue

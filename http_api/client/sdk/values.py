@@ -39,6 +39,7 @@ WORDS: Final = {Format.JSON: "json", Format.STRING: "string", Format.BINARY: "bi
 FORMATS: Final = ("auto", "json", "string", "binary")
 """Words of ``key_format`` and ``value_format``."""
 _dumps: Final = orjson.dumps
+_b2a_base64: Final = binascii.b2a_base64
 Encoded = tuple[Format, bytes]
 Encode = Callable[[Any], Encoded]
 """Returns the format and the JSON text of a key or value; raises `InvalidRecordError`."""
@@ -100,7 +101,7 @@ def _refuse_non_finite(value: Any, text: bytes) -> None:
 def _base64(value: bytes | bytearray | memoryview) -> bytes:
     if isinstance(value, memoryview) and not value.c_contiguous:
         value = bytes(value)
-    return b'"' + binascii.b2a_base64(value, newline=False) + b'"'
+    return b'"%b"' % _b2a_base64(value, newline=False)
 
 
 def _encode_json(value: Any) -> Encoded:
@@ -139,18 +140,20 @@ def _encode_string(value: Any) -> Encoded:
 
 
 def _encode_binary(value: Any) -> Encoded:
+    if value.__class__ is bytes:
+        return _BINARY, b'"%b"' % _b2a_base64(value, newline=False)
     if value is None:
-        return Format.ANY, NULL
+        return _ANY, NULL
     if isinstance(value, str):
         try:
             value = value.encode()
         except UnicodeEncodeError as error:
             msg = f"format binary: not a text in UTF-8: {error}"
             raise InvalidRecordError(msg) from error
-    if not isinstance(value, bytes | bytearray | memoryview):
+    if not isinstance(value, _BYTES):
         msg = f"format binary: expected bytes or str, got {type(value).__name__}"
         raise InvalidRecordError(msg)
-    return Format.BINARY, _base64(value)
+    return _BINARY, _base64(value)
 
 
 _ENCODERS: Final[Mapping[str, Encode]] = {

@@ -26,7 +26,6 @@ from http_api.contract.operations.shared import (
     resource,
 )
 from http_api.contract.resources import Features
-from http_api.contract.v3_metadata import health, health_reason
 
 _TAG: Final = "Cluster"
 _METADATA: Final = "Metadata"
@@ -167,11 +166,11 @@ HEALTH: Final = resource(
     ":health",
     _METADATA,
     "Judge the cluster's health",
-    health(
+    v3.health(
         LINKS,
         "degraded",
         [
-            health_reason(
+            v3.health_reason(
                 "UNDER_REPLICATED",
                 "degraded",
                 "a replica is out of sync",

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import orjson
 from aiohttp import web
 
-from http_api.contract import v3_metadata as shapes
+from http_api.contract import v3
 from http_api.contract.errors import RestCode, RestError
 from http_api.contract.media_types import JSON, NDJSON
 from http_api.contract.operations import cluster_operations as declared
 from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import json_reply
+from http_api.server.quorum_shapes import quorum as quorum_shape
 from http_api.server.routes.v3.clusters import V3Routes
 from raft_metadata.common.ids import MetadataOffset
 from raft_metadata.image.facts import FactConverter
@@ -47,10 +48,10 @@ class ClusterMetadataRoutes(V3Routes):
         for operation in declared.IMAGE:
             self._serve(router, operation, self.image)
 
-    async def quorum(self, request: web.Request) -> shapes.JsonObject:
+    async def quorum(self, request: web.Request) -> v3.JsonObject:
         """Answer leader, voters and observers of the quorum; 503 when no controller answers."""
         view = await self._apis.metadata.quorum()
-        return shapes.quorum(
+        return quorum_shape(
             self._links,
             view.told_by,
             is_from_leader=view.is_from_leader,
@@ -58,16 +59,16 @@ class ClusterMetadataRoutes(V3Routes):
             answers={int(node): state for node, state in view.controllers.items()},
         )
 
-    async def health(self, request: web.Request) -> shapes.JsonObject:
+    async def health(self, request: web.Request) -> v3.JsonObject:
         """Answer the cluster's health, always with 200: poor health is no failed request."""
         found = await self._apis.metadata.health()
         reasons = [
-            shapes.health_reason(
+            v3.health_reason(
                 reason.code, reason.status.value, reason.message, reason.count, reason.examples
             )
             for reason in found.reasons
         ]
-        return shapes.health(
+        return v3.health(
             self._links,
             found.status.value,
             reasons,

@@ -1,16 +1,18 @@
-"""JSON shapes of the v3 API for the quorum (fields as in KIP-595) and the cluster's health."""
+"""JSON shape of the quorum in the v3 API, with fields as in KIP-595. Pure.
+
+It is made of the controllers' own states, so that it belongs to the server: the contract, which
+clients share, knows no metadata records. `ClusterMetadataRoutes` fills it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from http_api.contract.v3 import Links
+    from http_api.contract.v3 import JsonObject, Links
     from raft_metadata.records.quorum_view import ControllerState, ObserverState, VoterState
-
-JsonObject = dict[str, Any]
 
 
 def quorum(
@@ -83,41 +85,4 @@ def _times(told_by: ControllerState, contact: int | None, caught_up: int | None)
         "last_caught_up_timestamp": None if caught_up is None else told_by.wall_ms - caught_up,
         "contact_age_ms": contact,
         "caught_up_age_ms": caught_up,
-    }
-
-
-def health_reason(
-    code: str, status: str, message: str, count: int, examples: Sequence[str]
-) -> JsonObject:
-    """Return a reason why the cluster is not healthy."""
-    return {
-        "code": code,
-        "status": status,
-        "message": message,
-        "count": count,
-        "examples": list(examples),
-    }
-
-
-def health(
-    links: Links,
-    status: str,
-    reasons: list[JsonObject],
-    counts: Mapping[str, int],
-    controller_id: int | None,
-    metadata_offset: int,
-) -> JsonObject:
-    """Return the cluster's health; ``status`` is healthy, degraded or unhealthy."""
-    return {
-        "kind": "KafkaClusterHealth",
-        "metadata": {
-            "self": f"{links.url()}:health",
-            "resource_name": f"crn:///kafka={links.cluster_id}/health",
-        },
-        "cluster_id": links.cluster_id,
-        "status": status,
-        "reasons": reasons,
-        "counts": dict(counts),
-        "controller_id": controller_id,
-        "metadata_offset": metadata_offset,
     }

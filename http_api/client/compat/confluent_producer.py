@@ -1,0 +1,596 @@
+"""`Producer` with confluent-kafka's interface, over the SDK's.
+
+`PolledProducer` is the SDK's producer whose callbacks wait until the program polls: no thread of
+callbacks exists, and settled batches are taken a batch at a time. `Producer` translates arguments,
+errors and settings. Differences from confluent-kafka:
+
+- A key lands by its crc32, as with librdkafka's default partitioner; Java producers use murmur2. An
+  empty key is hashed, too. Other partitioners are refused.
+- Writes are idempotent unless ``enable.idempotence=False`` is set.
+- The first `produce` to a topic waits until the topic is looked up or created, and raises what
+  prevents it. Afterwards `produce` never waits.
+- A record that failed and has no callback is logged, and passed to ``error_cb``.
+- Transactions are not supported; their methods raise ``_NOT_IMPLEMENTED``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from threading import RLock
+from types import TracebackType
+from typing import Any, Final, Self
+
+from typing_extensions import override
+
+from http_api.client.calls import Call
+from http_api.client.client_errors import (
+    BufferFullError,
+    ClosedError,
+    DeliveryError,
+    InvalidRecordError,
+    OutcomeUnknownError,
+    QuorumlogError,
+)
+from http_api.client.compat.confluent_errors import (
+    KafkaError,
+    KafkaException,
+    argument_error,
+    kafka_error,
+    kafka_exceptions,
+    not_implemented,
+)
+from http_api.client.compat.confluent_messages import ANY_PARTITION, Message, report_of
+from http_api.client.compat.confluent_metadata import ClusterMetadata, read_cluster
+from http_api.client.compat.confluent_settings import (
+    OF_PRODUCER,
+    client_settings,
+    given_config,
+    stats_json,
+)
+from http_api.client.compat.kafka_codes import LocalCode, kafka_number
+from http_api.client.sdk import producer as sdk
+from http_api.client.sdk.delivery import delivery_error
+from http_api.client.sdk.producer_topics import TopicState
+from http_api.client.sdk.record_batch import AwaitedRecord, RecordBatch
+from http_api.client.sdk.record_types import Record
+from http_api.client.sdk.steps import steps_of
+from raft_metadata.common.clock import SystemClock
+
+DeliveryCallback = Callable[[KafkaError | None, Message], object]
+LOOK_UP_S: Final = 60.0
+"""Longest wait of a first `produce` for its topic."""
+EVENTS_MAX: Final = 1_000
+"""Most errors and statistics that wait for a poll; the oldest are dropped."""
+DEFAULTS: Final = {"delivery_timeout_ms": 300_000, "buffer_memory": 1 << 30}
+"""librdkafka's defaults where the SDK has others."""
+_MS: Final = 1_000
+_now_ms: Final = SystemClock().wall_ms
+
+
+@dataclass(slots=True, eq=False)
+class _Report:
+    """A settled batch whose callbacks are being run, and those that have not run yet."""
+
+    batch: RecordBatch
+    rest: Iterator[AwaitedRecord]
+    count: int
+    error: KafkaError | None
+    latency_s: float
+
+
+class PolledProducer(sdk.Producer):
+    """A producer of the SDK whose outcomes wait until they are taken. Any thread may use it."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(None, **settings)
+        self._runs_callbacks = True  # by `take_reports`: no thread is started for them
+        self.has_events: Callable[[], bool] = lambda: False
+        """Returns True if the owner has something else to run; a wait for reports ends then."""
+        self.put: Final[Callable[..., None]] = self._take
+        """Takes a record: topic, value, key, partition, headers, timestamp, callback."""
+
+    @property
+    def has_reports(self) -> bool:
+        """True if `take_reports` would return something at once."""
+        return self._core.has_reports
+
+    def take_reports(self, timeout_s: float | None) -> list[_Report]:
+        """Return settled batches with callbacks; wait for one, or for all to be settled."""
+        core = self._core
+        with self._lock:
+            if timeout_s is None or timeout_s > 0:
+                self._shell.wait_until(
+                    lambda: core.has_reports or self.has_events() or not self._context.is_usable,
+                    timeout_s,
+                )
+            return [self._report(*taken) for taken in core.take_reports()]
+
+    def _report(self, batch: RecordBatch, awaited: list[AwaitedRecord]) -> _Report:
+        error = None if batch.error is None else report_error(delivery_error(batch.error))
+        latency_s = (self._core.now_ms() - batch.opened_ms) / _MS
+        return _Report(batch, iter(awaited), len(awaited), error, latency_s)
+
+    def end_report(self, report: _Report) -> None:
+        """Count the callbacks of a batch as run."""
+        with self._lock:
+            self._core.end_report(report.batch, report.count)
+            self._shell.notify()
+
+    def push(self) -> None:
+        """Send what was taken without waiting for more."""
+        with self._lock:
+            self._core.seal_all()
+            self._core.bring_worker(self._shell)
+
+    def wait_settled(self, timeout_s: float | None) -> None:
+        """Wait until there is a report, or every record has an outcome."""
+        core = self._core
+        with self._lock:
+            self._shell.wait_until(
+                lambda: core.has_reports or self.has_events() or core.is_idle, timeout_s
+            )
+
+    def purge(self, *, takes_sealed: bool) -> list[_Report]:
+        """Settle records as purged, and return all reports; those of earlier outcomes come first.
+
+        A request that is under way is not taken back: its records may be written.
+        """
+        core = self._core
+        with self._lock:
+            reports = [self._report(*taken) for taken in core.take_reports()]
+            core.purge(takes_sealed=takes_sealed)
+            for batch, awaited in core.take_reports():
+                report = self._report(batch, awaited)
+                code = LocalCode.PURGE_QUEUE
+                if report.error is not None and batch.error is not None:
+                    is_doubtful = isinstance(delivery_error(batch.error), OutcomeUnknownError)
+                    code = LocalCode.PURGE_INFLIGHT if is_doubtful else LocalCode.PURGE_QUEUE
+                report.error = KafkaError(code)
+                reports.append(report)
+            core.bring_worker(self._shell)
+        return reports
+
+    def take_failure(self) -> DeliveryError | None:
+        """Return the error about failed records that nothing reports."""
+        with self._lock:
+            return self._core.take_failure()
+
+    @property
+    def log(self) -> logging.Logger:
+        """The logger of this producer."""
+        return self._context.log
+
+    def use_logger(self, logger: logging.Logger) -> None:
+        """Log to another logger than ``quorumlog.producer`` from now on."""
+        self._context.log = logger
+
+    def notify(self) -> None:
+        """Wake a thread that waits for reports."""
+        with self._lock:
+            self._shell.notify()
+
+    def ask(self, call: Call[Any], timeout_s: float) -> Any:
+        """Make a call to the cluster and return its result."""
+        self._context.check_open()
+        return self._shell.run(steps_of(call, self._context, self._shell.now_s, timeout_s))
+
+    @override
+    def _learn(self, topic: str) -> TopicState:
+        name: object = topic
+        if not isinstance(name, str):
+            msg = f"argument 1 must be str, not {type(name).__name__}"
+            raise TypeError(msg)
+        wait_s = min(LOOK_UP_S, self._config.delivery_timeout_ms / _MS)
+        return self._shell.run(self._core.topics.learn(topic, wait_s))
+
+    @override
+    def _flush(self, timeout: float | None) -> int:
+        """Wait for outcomes only: callbacks that nothing polls for any more do not run."""
+        self.push()
+        with self._lock:
+            self._shell.wait_until(lambda: self._core.is_idle, timeout)
+            return self._core.unsettled
+
+
+def report_error(error: QuorumlogError) -> KafkaError:
+    """Return the error of a delivery report: ``_MSG_TIMED_OUT`` where the time was over."""
+    number = kafka_number(error)
+    if error.retriable or number == LocalCode.TIMED_OUT:
+        number = int(LocalCode.MSG_TIMED_OUT)
+    return kafka_error(error, number=number)
+
+
+class _EventQueue:
+    """Errors and statistics that wait for a poll, the oldest dropped beyond `EVENTS_MAX`."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Callable[[Any], Any], Any]] = deque(maxlen=EVENTS_MAX)
+        self.notify: Callable[[], None] = lambda: None
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, callback: Callable[[Any], Any], argument: object) -> None:
+        """Queue a call, and wake a thread that polls."""
+        self._waiting.append((callback, argument))
+        self.notify()
+
+    def run(self) -> int:
+        """Make the calls that wait, and return their number."""
+        done = 0
+        while self._waiting:
+            callback, argument = self._waiting.popleft()
+            done += 1
+            callback(argument)
+        return done
+
+
+class Producer:
+    """Producer whose callbacks run inside `poll` and `flush`. Any thread may use it."""
+
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **keywords: Any) -> None:
+        """Read the settings; nothing is sent before the first record.
+
+        Args:
+            config: Settings by librdkafka's names, and ``error_cb``, ``stats_cb``, ``on_delivery``,
+                ``logger``.
+            **keywords: Further settings, with underscores.
+
+        Raises:
+            KafkaException: A setting is unknown or can't be honoured (``_INVALID_ARG``).
+        """
+        settings = client_settings(given_config(config, keywords, "Producer"), OF_PRODUCER)
+        callbacks = settings.callbacks
+        self._on_delivery = callbacks.get("on_delivery")
+        self._reports_errors_only = settings.reports_errors_only
+        self._error_callback = callbacks.get("error_cb")
+        self._credentials = settings.credentials
+        self._messages_max = settings.messages_max
+        self._room = 0
+        self._events = _EventQueue()
+        self._reports: deque[_Report] = deque()
+        """Batches whose callbacks are to be run; only the thread that serves takes from it."""
+        self._serving = RLock()
+        self._is_closed = False
+        sdk_settings = {**DEFAULTS, **settings.sdk}
+        sdk_settings |= {"value_format": "binary", "key_format": "binary", "max_block_ms": 0}
+        _add_callbacks(sdk_settings, callbacks, self._events)
+        with kafka_exceptions("Producer"):
+            self._sdk = PolledProducer(sdk_settings)
+        self._sdk.has_events = self._events.__bool__
+        self._events.notify = self._sdk.notify
+        weakref.finalize(self, _abandon, self._sdk).atexit = False
+        self._put = self._sdk.put
+        if settings.logger is not None:
+            self._sdk.use_logger(settings.logger)
+
+    # records
+
+    def produce(
+        self,
+        topic: str,
+        value: str | bytes | None = None,
+        key: str | bytes | None = None,
+        partition: int = ANY_PARTITION,
+        callback: DeliveryCallback | None = None,
+        on_delivery: DeliveryCallback | None = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        """Take a message; it is sent with others, and its report comes from `poll` or `flush`.
+
+        Args:
+            topic: The topic; created by its first message, if the cluster allows it.
+            value: Bytes, or a text that is encoded as UTF-8.
+            key: The same; messages of one key go to one partition.
+            partition: Number of the partition; -1: by the key, else one after the other.
+            callback: The same as ``on_delivery``.
+            on_delivery: Called with (error or None, message).
+            timestamp: Milliseconds since 1970; 0: now.
+            headers: Pairs or a dict of names and bytes, texts or None.
+
+        Raises:
+            BufferError: The queue is full: `poll`, and try again.
+            KafkaException: The topic can't be looked up or created, or the arguments are wrong.
+            RuntimeError: The producer is closed.
+        """
+        if self._room <= 0:
+            self._make_room()
+        awaiting = on_delivery or callback or self._on_delivery
+        try:
+            self._put(
+                topic,
+                value,
+                key,
+                None if partition == ANY_PARTITION else partition,
+                headers,
+                timestamp or _now_ms(),
+                awaiting,
+            )
+        except QuorumlogError as error:
+            raise _produce_error(error) from error
+        self._room -= 1
+
+    def _make_room(self) -> None:
+        """Count the room again; raise BufferError if there is none."""
+        self._room = self._messages_max - len(self._sdk)
+        if self._room <= 0:
+            self._sdk.push()
+            raise _queue_full()
+
+    def produce_batch(
+        self,
+        topic: str,
+        messages: list[dict[str, Any]],
+        partition: int = ANY_PARTITION,
+        callback: DeliveryCallback | None = None,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> int:
+        """Take several messages of one topic, and return the number of those that were taken.
+
+        A message is a dict with ``value``, ``key``, ``partition``, ``timestamp`` and ``callback``.
+        One that is not taken gets ``_error``, a `KafkaError`.
+        """
+        given: object = messages
+        if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+            msg = "messages must be a list of dicts"
+            raise TypeError(msg)
+        taken = 0
+        for one in messages:
+            try:
+                self.produce(
+                    topic,
+                    one.get("value"),
+                    one.get("key"),
+                    one.get("partition", partition),
+                    one.get("callback") or one.get("on_delivery") or on_delivery or callback,
+                    timestamp=one.get("timestamp", 0),
+                )
+            except BufferError:
+                one["_error"] = KafkaError(LocalCode.QUEUE_FULL)
+            except KafkaException as error:
+                one["_error"] = error.args[0]
+            else:
+                taken += 1
+        return taken
+
+    def poll(self, timeout: float | None = -1) -> int:
+        """Run the callbacks that are due, and return their number.
+
+        Waits up to ``timeout`` seconds for one (-1 or None: without end). An exception of a
+        callback is raised from here; the callbacks behind it run in the next call.
+        """
+        self._check_open()
+        return self._serve(_seconds(timeout))
+
+    def _serve(self, timeout_s: float | None) -> int:
+        """Run what is due; wait for something first if nothing is."""
+        if timeout_s == 0 and not (self._sdk.has_reports or self._reports or self._events):
+            return 0
+        if self._reports or self._events:
+            timeout_s = 0
+        taken = self._sdk.take_reports(timeout_s)
+        with self._serving:
+            self._reports.extend(taken)
+            return self._run_reports() + self._events.run()
+
+    def _run_reports(self) -> int:
+        done = 0
+        only_errors = self._reports_errors_only
+        while self._reports:
+            report = self._reports[0]
+            batch, error, latency_s = report.batch, report.error, report.latency_s
+            for at, callback, key, value, timestamp_ms in report.rest:
+                if only_errors and error is None:
+                    continue
+                done += 1
+                offset = batch.base_offset + at if batch.base_offset >= 0 else -1001
+                record = Record(
+                    batch.topic,
+                    batch.partition,
+                    offset,
+                    timestamp_ms or 0,
+                    "create",
+                    [],
+                    _as_bytes(key),
+                    _as_bytes(value),
+                    -1,
+                )
+                callback(error, report_of(record, error, latency_s))
+            if self._reports and self._reports[0] is report:  # else a callback's poll was here
+                self._reports.popleft()
+                self._sdk.end_report(report)
+        return done
+
+    def flush(self, timeout: float | None = -1) -> int:
+        """Wait until every message has an outcome; run the callbacks; return how many have none.
+
+        ``timeout`` is in seconds; -1 or None: without end.
+        """
+        self._check_open()
+        limit_s = _seconds(timeout)
+        until_s = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            self._sdk.push()
+            self._serve(0)
+            if not len(self._sdk):
+                break
+            left_s = None if until_s is None else until_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                break
+            self._sdk.wait_settled(left_s)
+        self._note_silent_failure()
+        self._serve(0)
+        return len(self)
+
+    def purge(
+        self,
+        in_queue: bool = True,
+        in_flight: bool = True,
+        blocking: bool = True,
+    ) -> None:
+        """Fail the messages that wait; their reports, with ``_PURGE_…``, come from `poll`.
+
+        With ``in_flight=False`` only those that no request has yet. ``blocking`` has no effect.
+        """
+        self._check_open()
+        if not (in_queue or in_flight):
+            return
+        reports = self._sdk.purge(takes_sealed=in_flight)
+        with self._serving:
+            self._reports.extend(reports)
+        self._sdk.take_failure()
+
+    def __len__(self) -> int:
+        """Return the number of messages without an outcome, or whose callback has not run."""
+        return len(self._sdk)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _note_silent_failure(self) -> None:
+        failure = self._sdk.take_failure()
+        if failure is not None:
+            self._sdk.log.error("%s", failure)
+            if self._error_callback is not None:
+                error = report_error(failure.first)
+                told = KafkaError(error.code(), str(failure), retriable=error.retriable())
+                self._events.put(self._error_callback, told)
+
+    # questions
+
+    def list_topics(self, topic: str | None = None, timeout: float | None = -1) -> ClusterMetadata:
+        """Return the cluster's brokers and topics, or one topic; costs a request for each topic.
+
+        Raises:
+            KafkaException: No broker answers within ``timeout`` seconds.
+        """
+        self._check_open()
+        wait_s = question_s(timeout)
+        with kafka_exceptions("Producer"):
+            return read_cluster(lambda call: self._sdk.ask(call, wait_s), topic)
+
+    def cluster_id(self, timeout: float | None = -1) -> str:
+        """Return the cluster's id; raises `KafkaException` if no broker answers in time."""
+        from http_api.client import admin
+
+        self._check_open()
+        with kafka_exceptions("Producer"):
+            return str(self._sdk.ask(admin.cluster(), question_s(timeout)).cluster_id)
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Replace user and password for new connections; needs ``sasl.mechanisms=PLAIN``."""
+        if self._credentials is None or self._credentials.oauth is not None:
+            raise argument_error("set_sasl_credentials needs sasl.mechanisms=PLAIN")
+        self._credentials.user, self._credentials.password = username, password
+
+    # transactions
+
+    def init_transactions(self, timeout: float | None = -1) -> None:
+        """Raise ``_NOT_IMPLEMENTED``."""
+        raise not_implemented("init_transactions")
+
+    def begin_transaction(self) -> None:
+        """Raise ``_NOT_IMPLEMENTED``."""
+        raise not_implemented("begin_transaction")
+
+    def send_offsets_to_transaction(
+        self, positions: object, group_metadata: object, timeout: float | None = -1
+    ) -> None:
+        """Raise ``_NOT_IMPLEMENTED``."""
+        raise not_implemented("send_offsets_to_transaction")
+
+    def commit_transaction(self, timeout: float | None = -1) -> None:
+        """Raise ``_NOT_IMPLEMENTED``."""
+        raise not_implemented("commit_transaction")
+
+    def abort_transaction(self, timeout: float | None = -1) -> None:
+        """Raise ``_NOT_IMPLEMENTED``."""
+        raise not_implemented("abort_transaction")
+
+    # the end
+
+    def close(self) -> bool:
+        """Flush without a limit, run the callbacks, and end; return True. Not from a callback."""
+        if self._is_closed:
+            return True
+        try:
+            self.flush()
+        finally:
+            self._is_closed = True
+            self._sdk.close(0)
+        return True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            msg = "Producer has been closed"
+            raise RuntimeError(msg)
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _add_callbacks(
+    sdk_settings: dict[str, Any],
+    callbacks: Mapping[str, Callable[..., Any]],
+    events: _EventQueue,
+) -> None:
+    """Have the SDK queue errors and statistics; nothing of it refers to the `Producer`."""
+    on_error, on_stats = callbacks.get("error_cb"), callbacks.get("stats_cb")
+    client_id = sdk_settings.get("client_id")
+    if on_error is not None:
+        sdk_settings["on_error"] = lambda error: events.put(on_error, kafka_error(error))
+    if on_stats is not None:
+        sdk_settings["on_stats"] = lambda metrics: events.put(
+            on_stats, stats_json("producer", client_id, _now_ms(), metrics)
+        )
+
+
+def _abandon(producer: PolledProducer) -> None:
+    """End a producer that the program dropped; one with unsettled messages ends at exit."""
+    if not len(producer):
+        producer.close(0)
+
+
+def _seconds(timeout: float | None) -> float | None:
+    return None if timeout is None or timeout < 0 else timeout
+
+
+def question_s(timeout: float | None) -> float:
+    """Return the seconds in which a question is to be answered; -1 stands for a minute."""
+    return LOOK_UP_S if timeout is None or timeout < 0 else timeout
+
+
+def _as_bytes(given: object) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    return given.encode() if isinstance(given, str) else bytes(given)  # type: ignore[call-overload]
+
+
+def _queue_full() -> BufferError:
+    return BufferError("Local: Queue full")
+
+
+def _produce_error(error: QuorumlogError) -> Exception:
+    """Return what `produce` raises for an error of the SDK."""
+    if isinstance(error, BufferFullError):
+        return _queue_full()
+    if isinstance(error, ClosedError):
+        return RuntimeError(f"Producer has been closed: {error}")
+    if isinstance(error, InvalidRecordError) and "expected bytes or str" in str(error):
+        return TypeError(str(error))
+    return KafkaException(kafka_error(error))
