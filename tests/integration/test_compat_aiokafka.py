@@ -572,6 +572,29 @@ async def test_other_tasks_commit_and_stop(cluster: LiveCluster) -> None:
         aiter(consumer)
 
 
+async def test_changes_beside_commits(cluster: LiveCluster) -> None:
+    """A change of the subscription wakes a task that reads, and ends no commit of another one."""
+    await cluster.create_topic("beside", 1)
+    await write(cluster, "beside", b"0")
+    tp = TopicPartition("beside", 0)
+    async with new_consumer(cluster, group_id="beside", enable_auto_commit=False) as consumer:
+        consumer.assign([tp])
+        assert (await consumer.getone()).offset == 0
+        reading = asyncio.create_task(consumer.getone())
+        for offset in range(1, 6):
+            await asyncio.sleep(0)
+            committing = asyncio.create_task(consumer.commit({tp: offset}))
+            await asyncio.sleep(0)
+            consumer.unsubscribe()
+            consumer.assign([tp])
+            await committing
+            assert await consumer.committed(tp) == offset
+            consumer.unsubscribe()
+            consumer.assign([tp])
+        await write(cluster, "beside", *(b"%d" % n for n in range(1, 6)))
+        assert (await reading).offset == 5
+
+
 async def collected(consumer: AIOKafkaConsumer) -> list[ConsumerRecord[Any, Any]]:
     return [one async for one in consumer]
 

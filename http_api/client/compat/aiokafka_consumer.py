@@ -204,8 +204,9 @@ class AIOKafkaConsumer:
             self._applying.cancel()
             await asyncio.gather(self._applying, return_exceptions=True)
         try:
-            self._reader.wakeup()
-            async with self._reading:
+            self._reader.call_off()
+            self._reader.wakeup()  # ends a commit that is tried again and again
+            async with self._reading, self._committing:
                 await self._reader.__aexit__(kind, error, traceback)
         finally:
             await self._client.close()
@@ -233,6 +234,8 @@ class AIOKafkaConsumer:
         except ClosedError:
             raise ConsumerStoppedError from None
         except WakeupError:
+            if self._is_stopped:
+                raise ConsumerStoppedError from None
             raise
         except QuorumlogError as error:
             raise kafka_error(error) from error
@@ -310,7 +313,7 @@ class AIOKafkaConsumer:
         """Make the subscription so, and wait for the first assignment."""
         while not self._subscription.is_applied:
             if self._reading.locked():
-                self._reader.wakeup()
+                self._reader.call_off()
             try:
                 async with self._reading:
                     await self._apply_now()
