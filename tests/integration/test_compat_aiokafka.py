@@ -11,6 +11,7 @@ import pytest
 
 from quorumlog import AsyncAdmin
 from quorumlog.compat.aiokafka import (
+    AIOKafkaClient,
     AIOKafkaConsumer,
     AIOKafkaProducer,
     ConsumerRebalanceListener,
@@ -25,11 +26,13 @@ from quorumlog.compat.aiokafka.errors import (
     CommitFailedError,
     IllegalStateError,
     KafkaConnectionError,
+    KafkaTimeoutError,
     MessageSizeTooLargeError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
     ProducerClosed,
     UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
 )
 from tests.support.live_cluster import LiveCluster, running
 
@@ -121,6 +124,8 @@ async def test_futures_have_the_outcomes(cluster: LiveCluster) -> None:
         cancelled.cancel()
         after = await producer.send_and_wait("futures", b"after", partition=0)
         assert after.offset == 1
+        made = await producer.send_and_wait("futures-made", b"1")  # a topic that is not there yet
+        assert made.offset == 0
     assert producer.client.cluster.partitions_for_topic("futures") == {0, 1}
     with pytest.raises(ProducerClosed):
         await producer.send("futures", b"late")
@@ -519,12 +524,14 @@ async def test_no_position(cluster: LiveCluster) -> None:
     tp = TopicPartition("none", 0)
     options: dict[str, Any] = {"group_id": "none", "auto_offset_reset": "none"}
     async with new_consumer(cluster, "none", **options) as consumer:
-        with pytest.raises(NoOffsetForPartitionError):
+        with pytest.raises(NoOffsetForPartitionError) as unset:
             await consumer.getone()
+        assert unset.value.args[0] == tp
         consumer.seek(tp, 99)
-        with pytest.raises(OffsetOutOfRangeError):
+        with pytest.raises(OffsetOutOfRangeError) as lost:
             await consumer.getone()
-        consumer.seek(tp, 0)
+        assert lost.value.args[0] == {tp: 99}
+        await consumer.seek_to_beginning(*lost.value.args[0].keys())
         assert (await consumer.getone()).value == b"0"
     with pytest.raises(UnknownTopicOrPartitionError):
         async with new_consumer(cluster, "no-such-topic"):
@@ -565,6 +572,29 @@ async def test_other_tasks_commit_and_stop(cluster: LiveCluster) -> None:
         aiter(consumer)
 
 
+async def test_changes_beside_commits(cluster: LiveCluster) -> None:
+    """A change of the subscription wakes a task that reads, and ends no commit of another one."""
+    await cluster.create_topic("beside", 1)
+    await write(cluster, "beside", b"0")
+    tp = TopicPartition("beside", 0)
+    async with new_consumer(cluster, group_id="beside", enable_auto_commit=False) as consumer:
+        consumer.assign([tp])
+        assert (await consumer.getone()).offset == 0
+        reading = asyncio.create_task(consumer.getone())
+        for offset in range(1, 6):
+            await asyncio.sleep(0)
+            committing = asyncio.create_task(consumer.commit({tp: offset}))
+            await asyncio.sleep(0)
+            consumer.unsubscribe()
+            consumer.assign([tp])
+            await committing
+            assert await consumer.committed(tp) == offset
+            consumer.unsubscribe()
+            consumer.assign([tp])
+        await write(cluster, "beside", *(b"%d" % n for n in range(1, 6)))
+        assert (await reading).offset == 5
+
+
 async def collected(consumer: AIOKafkaConsumer) -> list[ConsumerRecord[Any, Any]]:
     return [one async for one in consumer]
 
@@ -580,3 +610,91 @@ async def test_a_commit_after_a_loss(cluster: LiveCluster) -> None:
             await second.getone()
             with pytest.raises(CommitFailedError):
                 await first.commit({TopicPartition("lost", 0): 1})
+
+
+async def test_a_group_without_members(cluster: LiveCluster) -> None:
+    """Assigned partitions with a group: it keeps the commits, and nothing is shared."""
+    await cluster.create_topic("keeper", 1)
+    await write(cluster, "keeper", b"0", b"1", b"2")
+    tp = TopicPartition("keeper", 0)
+    options: dict[str, Any] = {"group_id": "keeper", "enable_auto_commit": False}
+    for first in (0, 2):
+        consumer = new_consumer(cluster, **options)
+        consumer.assign([tp])
+        async with consumer:
+            assert (await consumer.getone()).offset == first
+            await consumer.commit({tp: 2})
+
+
+async def test_a_loop_that_never_waits(cluster: LiveCluster) -> None:
+    """getmany without a time-out, again and again at once, gets its records."""
+    await cluster.create_topic("busy", 1)
+    await write(cluster, "busy", b"0")
+    async with asyncio.timeout(DONE_S), new_consumer(cluster, "busy") as consumer:
+        found: dict[TopicPartition, list[ConsumerRecord[Any, Any]]] = {}
+        while not found:
+            found = await consumer.getmany()
+        assert [one.value for one in found[TopicPartition("busy", 0)]] == [b"0"]
+
+
+async def test_another_subscription(cluster: LiveCluster) -> None:
+    """A subscription in place of another one: the listener gives up the former partitions."""
+    for name in ("former", "later"):
+        await cluster.create_topic(name, 1)
+        await write(cluster, name, name.encode())
+    consumer = new_consumer(cluster, "former", group_id="again", enable_auto_commit=False)
+    listener = Recorder(consumer)
+    async with consumer:
+        assert (await consumer.getone()).value == b"former"
+        consumer.subscribe(["later"], listener=listener)
+        assert consumer.assignment() == set()
+        assert (await consumer.getone()).value == b"later"
+        former, later = TopicPartition("former", 0), TopicPartition("later", 0)
+        assert listener.calls == [("revoked", {former}), ("assigned", {later})]
+        with pytest.raises(IllegalStateError):
+            consumer.assign([later])
+        consumer.unsubscribe()
+        with pytest.raises(IllegalStateError, match="Not subscribed"):
+            await consumer.commit()
+        consumer.assign([former])
+        assert await consumer.position(former) == 1  # the listener's commit
+        assert await consumer.seek_to_beginning()
+        assert (await consumer.getone()).value == b"former"
+
+
+async def test_the_client(cluster: LiveCluster) -> None:
+    """Brokers and topics, by a client of its own."""
+    await cluster.create_topic("seen", 2)
+    client = AIOKafkaClient(bootstrap_servers=",".join(servers(cluster)))
+    await client.bootstrap()
+    try:
+        found = await client.fetch_all_metadata()
+        assert "seen" in found.topics()
+        assert found.partitions_for_topic("seen") == {0, 1}
+        assert {one.nodeId for one in found.brokers()} == {1, 2, 3}
+        ports = {one.port for one in found.brokers()}
+        assert ports == {port for _, port, _ in client.hosts}
+        assert found.broker_metadata(9) is None
+        assert await client.add_topic("seen")
+        assert await client.force_metadata_update()
+        with pytest.raises(UnsupportedVersionError):
+            await client.send(1, object())
+    finally:
+        await client.close()
+
+
+@pytest.mark.slow
+async def test_an_outcome_that_is_not_known_in_time(cluster: LiveCluster) -> None:
+    """No broker answers for request_timeout_ms: the future raises KafkaTimeoutError."""
+    await cluster.create_topic("late", 1)
+    async with new_producer(cluster, request_timeout_ms=700) as producer:
+        await producer.send_and_wait("late", b"0")
+        for broker in cluster.brokers:
+            cluster.pause(f"broker-{broker.id}")
+        try:
+            future = await producer.send("late", b"1")
+            with pytest.raises(KafkaTimeoutError):
+                await future
+        finally:
+            for broker in cluster.brokers:
+                cluster.resume(f"broker-{broker.id}")

@@ -358,6 +358,12 @@ MODULES = {
     ".abc": ["AbstractTokenProvider", "ConsumerRebalanceListener"],
     ".errors": [*ERRORS, "for_code", "kafka_errors"],
     ".helpers": ["create_ssl_context"],
+    ".producer": ["AIOKafkaProducer"],
+    ".consumer": ["AIOKafkaConsumer"],
+    ".client": ["AIOKafkaClient"],
+    ".coordinator.assignors.roundrobin": ["RoundRobinPartitionAssignor"],
+    ".coordinator.assignors.range": ["RangePartitionAssignor"],
+    ".coordinator.assignors.sticky.sticky_assignor": ["StickyPartitionAssignor"],
 }  # fmt: skip
 SHOWN = ("__init__", "__aiter__", "__anext__", "__aenter__", "__aexit__")
 OURS = {"BatchBuilder": BatchBuilder, "AbstractTokenProvider": abc.AbstractTokenProvider}

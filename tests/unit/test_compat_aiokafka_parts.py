@@ -30,7 +30,12 @@ from http_api.client.compat.aiokafka_batches import (
 from http_api.client.compat.aiokafka_consumer import consumer_settings
 from http_api.client.compat.aiokafka_errors import kafka_error
 from http_api.client.compat.aiokafka_settings import common_settings
-from http_api.client.network import ClientSecurity
+from http_api.client.compat.aiokafka_types import (
+    RangePartitionAssignor,
+    RoundRobinPartitionAssignor,
+    StickyPartitionAssignor,
+)
+from http_api.client.network import ClientNetwork, ClientSecurity
 from quorumlog.compat.aiokafka import AIOKafkaConsumer, AIOKafkaProducer, errors
 from quorumlog.compat.aiokafka.abc import AbstractTokenProvider
 from quorumlog.compat.aiokafka.helpers import create_ssl_context
@@ -141,9 +146,11 @@ def test_security() -> None:
 
 
 def test_a_context_takes_the_place_of_files() -> None:
-    """`ClientSecurity` refuses a TLS context beside files."""
+    """Connections use a given TLS context; beside files it is refused."""
+    context = ssl.create_default_context()
+    assert ClientNetwork(security=ClientSecurity(context=context)).tls_context() is context
     with pytest.raises(ConfigError, match="context takes the place"):
-        ClientSecurity(context=ssl.create_default_context(), ca="ca.pem")
+        ClientSecurity(context=context, ca="ca.pem")
 
 
 def test_settings_without_effect_warn(caplog: pytest.LogCaptureFixture) -> None:
@@ -203,8 +210,12 @@ def test_assignors() -> None:
         "max_partition_fetch_bytes max_poll_interval_ms session_timeout_ms"
     )
     given: dict[str, Any] = dict.fromkeys(names.split(), 1)
-    for name, ours in (("roundrobin", None), ("sticky", "uniform"), ("range", "range")):
-        strategy = type("Assignor", (), {"name": name})
+    strategies = {
+        RoundRobinPartitionAssignor: None,
+        StickyPartitionAssignor: "uniform",
+        RangePartitionAssignor: "range",
+    }
+    for strategy, ours in strategies.items():
         found = consumer_settings(given | {"partition_assignment_strategy": [strategy]})
         assert found["assignor"] == ours
         assert found["fetch_max_wait_ms"] == 30_000

@@ -30,6 +30,8 @@ from http_api.client.compat.aiokafka_errors import (
     IllegalStateError,
     KafkaConfigurationError,
     KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
     kafka_error,
 )
 from http_api.client.compat.aiokafka_reader import PartitionReader, sdk_partitions
@@ -46,6 +48,7 @@ from http_api.client.compat.aiokafka_types import (
     ConsumerRecord,
     OffsetAndMetadata,
     OffsetAndTimestamp,
+    RoundRobinPartitionAssignor,
     TopicPartition,
     checked_offsets,
 )
@@ -74,12 +77,6 @@ MANY: Final = 10_000
 """Most records of one `getmany` if a program names no limit."""
 ASSIGNORS: Final = {"roundrobin": None, "sticky": "uniform", "range": "range"}
 """Our assignors by the names of aiokafka's; None: the group's default."""
-
-
-class RoundRobinPartitionAssignor:
-    """Stands for the default way in which a group shares partitions."""
-
-    name = "roundrobin"
 
 
 @dataclass(slots=True)
@@ -207,8 +204,9 @@ class AIOKafkaConsumer:
             self._applying.cancel()
             await asyncio.gather(self._applying, return_exceptions=True)
         try:
-            self._reader.wakeup()
-            async with self._reading:
+            self._reader.call_off()
+            self._reader.wakeup()  # ends a commit that is tried again and again
+            async with self._reading, self._committing:
                 await self._reader.__aexit__(kind, error, traceback)
         finally:
             await self._client.close()
@@ -236,6 +234,8 @@ class AIOKafkaConsumer:
         except ClosedError:
             raise ConsumerStoppedError from None
         except WakeupError:
+            if self._is_stopped:
+                raise ConsumerStoppedError from None
             raise
         except QuorumlogError as error:
             raise kafka_error(error) from error
@@ -313,7 +313,7 @@ class AIOKafkaConsumer:
         """Make the subscription so, and wait for the first assignment."""
         while not self._subscription.is_applied:
             if self._reading.locked():
-                self._reader.wakeup()
+                self._reader.call_off()
             try:
                 async with self._reading:
                     await self._apply_now()
@@ -328,6 +328,7 @@ class AIOKafkaConsumer:
         reader, self._refresh_due_s = self._reader, None
         if wanted.kind == "":
             await self._translate(reader.unsubscribe())
+            self._is_rebalancing = False
         elif wanted.kind == "partitions":
             await self._assign(wanted.partitions)
             reader.pause(sdk_partitions(wanted.paused))
@@ -364,6 +365,14 @@ class AIOKafkaConsumer:
             found[TopicPartition(one.topic, one.partition)] = one.offset
         await self._assign(found)
 
+    async def _refresh(self) -> None:
+        """Look for more partitions; what prevents it is logged, and it is tried again later."""
+        try:
+            await self._assign_topics(self._subscription)
+        except KafkaError as error:
+            self._refresh_due_s = self._loop.time() + self._refresh_s
+            log.warning("partitions not looked up reason=%s", error)
+
     async def _topic(self, name: str) -> TopicInfo:
         return (await self._translate(self._reader.list_topics(name)))[name]
 
@@ -379,27 +388,27 @@ class AIOKafkaConsumer:
         wanted = self._subscription
         if not wanted.is_applied:
             return set(wanted.partitions)
-        if self._is_stopped:
-            return set()
-        return {TopicPartition(one.topic, one.partition) for one in self._reader.assignment()}
+        return set() if self._is_stopped else self._owned()
+
+    def _owned(self) -> set[TopicPartition]:
+        return _named(self._reader.assignment())
 
     # rebalances
 
-    async def _begin_revoke(self, _: object, __: object) -> None:
+    async def _begin_revoke(self, _: object, gone: Iterable[SdkPartition]) -> None:
         if not self._is_rebalancing:
             self._is_rebalancing = True
-            await self._call_listener("on_partitions_revoked", self.assignment())
+            await self._call_listener("on_partitions_revoked", self._owned() | _named(gone))
 
     async def _begin_assign(self, _: object, added: Iterable[SdkPartition]) -> None:
         if not self._is_rebalancing:
             self._is_rebalancing = True
-            new = {TopicPartition(one.topic, one.partition) for one in added}
-            await self._call_listener("on_partitions_revoked", self.assignment() - new)
+            await self._call_listener("on_partitions_revoked", self._owned() - _named(added))
 
     async def _end_rebalance(self) -> None:
         if self._is_rebalancing:
             self._is_rebalancing = False
-            await self._call_listener("on_partitions_assigned", self.assignment())
+            await self._call_listener("on_partitions_assigned", self._owned())
 
     async def _call_listener(self, name: str, partitions: set[TopicPartition]) -> None:
         listener = self._subscription.listener
@@ -421,8 +430,9 @@ class AIOKafkaConsumer:
 
         Raises:
             ConsumerStoppedError: The consumer is stopped.
-            OffsetOutOfRangeError: With ``auto_offset_reset="none"`` only.
-            NoOffsetForPartitionError: The same, for a partition without a commit.
+            OffsetOutOfRangeError: With ``auto_offset_reset="none"`` only; ``args[0]`` maps
+                partitions to their offsets.
+            NoOffsetForPartitionError: The same, for a partition without a commit, ``args[0]``.
             KafkaError: Brokers refuse the credentials or the subscription.
         """
         if not partitions and self._subscription.is_applied:
@@ -492,11 +502,26 @@ class AIOKafkaConsumer:
         if due_s is not None:
             left_s = due_s - self._loop.time()
             if left_s <= 0:
-                await self._assign_topics(self._subscription)
+                await self._refresh()
             else:
                 timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         self._reader.select(partitions)
-        return await self._translate(self._reader.consume(most, timeout_s))
+        try:
+            found = await self._translate(self._reader.consume(most, timeout_s))
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            raise self._position_error(error) from error.__cause__
+        if not found:
+            await asyncio.sleep(0)  # a program that asks again at once must not stop the fetching
+        return found
+
+    def _position_error(self, error: KafkaError) -> KafkaError:
+        """Return an error whose first argument names the partitions, as programs read it."""
+        failed = self._reader.failed_places()
+        unset = [TopicPartition(*place) for place, offset in failed.items() if offset is None]
+        lost = {TopicPartition(*place): at for place, at in failed.items() if at is not None}
+        if isinstance(error, OffsetOutOfRangeError) and lost:
+            return OffsetOutOfRangeError(lost)
+        return NoOffsetForPartitionError(unset[0]) if unset else error
 
     def _check_running(self) -> None:
         if self._is_stopped:
@@ -773,6 +798,10 @@ class AIOKafkaConsumer:
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         """Return the partitions of a topic; None if it was not there at `start` or `topics`."""
         return self._client.cluster.partitions_for_topic(topic)
+
+
+def _named(partitions: Iterable[SdkPartition]) -> set[TopicPartition]:
+    return {TopicPartition(one.topic, one.partition) for one in partitions}
 
 
 def _check_count(name: str, count: object) -> None:

@@ -211,7 +211,7 @@ class AIOKafkaProducer:
                 on_delivery=partial(_settle, future),
             )
         except QuorumlogError as error:
-            raise _produce_error(error) from error
+            _fail(error)
         return future
 
     async def send_and_wait(
@@ -246,7 +246,7 @@ class AIOKafkaProducer:
                 timestamp=_now_ms() if timestamp_ms is None else timestamp_ms,
             )
         except QuorumlogError as error:
-            raise _produce_error(error) from error
+            _fail(error)
         return _metadata(receipt)
 
     def _serialized(
@@ -317,7 +317,7 @@ class AIOKafkaProducer:
                     on_delivery=outcome,
                 )
         except QuorumlogError as error:
-            raise _produce_error(error) from error
+            _fail(error)
         return outcome.future
 
     # transactions
@@ -380,11 +380,11 @@ class _BatchOutcome:
             _settle(self.future, self._error, self._first)
 
 
-def _produce_error(error: QuorumlogError) -> BaseException:
-    """Return the error that the library, or the program's partitioner, would raise."""
+def _fail(error: QuorumlogError) -> NoReturn:
+    """Raise the error that the library, or the program's partitioner, would raise."""
     if isinstance(error, InvalidRecordError):
-        return error.__cause__ or TypeError(str(error))
-    return ProducerClosed() if isinstance(error, ClosedError) else kafka_error(error)
+        raise error.__cause__ or TypeError(str(error))
+    raise ProducerClosed if isinstance(error, ClosedError) else kafka_error(error)
 
 
 def _settle(future: Sent, error: QuorumlogError | None, receipt: Receipt) -> None:

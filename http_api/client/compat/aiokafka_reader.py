@@ -15,7 +15,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from http_api.client.calls import Answer, Call, Place
-from http_api.client.client_errors import QuorumlogError
+from http_api.client.client_errors import QuorumlogError, WakeupError
 from http_api.client.consumer import offset_at
 from http_api.client.polling import PolledPage
 from http_api.client.sdk.async_consumer import AsyncConsumer
@@ -47,6 +47,8 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         self._wanted: frozenset[Place] | None = None
         """Partitions to return records of; None: all."""
         self._aside: list[_AsidePage] = []
+        self._is_called_off = False
+        """True if the task that reads, or the next one, has to let another task act."""
         self._seen_ms: dict[Place, int] = {}
         """Time of the last page of each partition."""
 
@@ -54,7 +56,32 @@ class PartitionReader(AsyncConsumer[Any, Any]):
     def _enter(self, user: object) -> None:
         self._context.check_open()  # the adapter decides which calls may overlap
 
+    @override
+    def _leave(self) -> None:
+        """Count no calls, as `_enter` does."""
+
+    @property
+    @override
+    def _is_close_due(self) -> bool:
+        return False  # the adapter closes it in a call of its own
+
     # reading
+
+    def call_off(self) -> None:
+        """End the wait of the task that reads, or the next one, with `WakeupError`.
+
+        Unlike `wakeup` it ends no commit of another task.
+        """
+        self._is_called_off = True
+        self._attend()
+
+    @override
+    def _attend_steps(self) -> UserSteps[None]:
+        if self._is_called_off:
+            self._is_called_off = False
+            msg = "another task changes the subscription"
+            raise WakeupError(msg)
+        yield from super()._attend_steps()
 
     def take_ready(self) -> AnyRecord | None:
         """Return the next record of the present page, without waiting; None: go the long way."""
@@ -126,6 +153,8 @@ class PartitionReader(AsyncConsumer[Any, Any]):
 
     @override
     def _has_something(self) -> bool:
+        if self._is_called_off:
+            return True
         if self._wanted is None and not self._aside:
             return super()._has_something()
         has_page = any(
@@ -150,7 +179,7 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         """Wait until the group has answered, and what it assigns is taken.
 
         Raises:
-            WakeupError: `wakeup` was called.
+            WakeupError: `call_off` was called.
             QuorumlogError: The group refuses this member.
         """
         await self._do(self._join_steps())
@@ -159,7 +188,7 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         member = self._work.membership
         while member.subscription is not None and (member.epoch is None or member.has_change):
             yield from self._attend_steps()
-            yield WaitUntil(lambda: self._is_woken or self._work.has_news, JOIN_SLICE_S)
+            yield WaitUntil(lambda: self._is_called_off or self._work.has_news, JOIN_SLICE_S)
 
     # questions
 
@@ -176,6 +205,11 @@ class PartitionReader(AsyncConsumer[Any, Any]):
     def seen_ms(self, place: Place) -> int | None:
         """Return the time at which the last page of a partition was opened; None: none was."""
         return self._seen_ms.get(place)
+
+    def failed_places(self) -> dict[Place, int | None]:
+        """Return the partitions whose reading has stopped, with the offset; None: no start."""
+        failed = [one for one in self._work.positions.states.values() if one.error is not None]
+        return {one.place: one.position.offset if one.position else None for one in failed}
 
     async def record_at(
         self, place: Place, timestamp_ms: int, timeout: float | None = None

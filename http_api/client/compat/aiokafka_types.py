@@ -126,6 +126,24 @@ class AbstractTokenProvider(abc.ABC):
         return {}
 
 
+class RoundRobinPartitionAssignor:
+    """Stands for the default way in which a group shares partitions."""
+
+    name = "roundrobin"
+
+
+class RangePartitionAssignor:
+    """Stands for our ``range``: neighbours in each topic go to one member."""
+
+    name = "range"
+
+
+class StickyPartitionAssignor:
+    """Stands for our ``uniform``, which moves as few partitions as it can."""
+
+    name = "sticky"
+
+
 def checked_offsets(
     offsets: Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:

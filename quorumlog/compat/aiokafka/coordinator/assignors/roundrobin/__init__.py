@@ -1,0 +1,5 @@
+"""One way in which a group shares partitions."""
+
+from http_api.client.compat.aiokafka_types import RoundRobinPartitionAssignor
+
+__all__ = ["RoundRobinPartitionAssignor"]

@@ -1,0 +1,1 @@
+"""The assignor that keeps partitions where they are."""
