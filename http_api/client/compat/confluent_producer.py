@@ -62,22 +62,22 @@ class _EventQueue:
     """Errors and statistics that wait for a poll, the oldest dropped beyond `EVENTS_MAX`."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Callable[[Any], Any], Any]] = deque(maxlen=EVENTS_MAX)
+        self.waiting: deque[tuple[Callable[[Any], Any], Any]] = deque(maxlen=EVENTS_MAX)
         self.notify: Callable[[], None] = lambda: None
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self.waiting)
 
     def put(self, callback: Callable[[Any], Any], argument: object) -> None:
         """Queue a call, and wake a thread that polls."""
-        self._waiting.append((callback, argument))
+        self.waiting.append((callback, argument))
         self.notify()
 
     def run(self) -> int:
         """Make the calls that wait, and return their number."""
         done = 0
-        while self._waiting:
-            callback, argument = self._waiting.popleft()
+        while self.waiting:
+            callback, argument = self.waiting.popleft()
             done += 1
             callback(argument)
         return done
@@ -118,7 +118,7 @@ class Producer:
         self._sdk.has_events = self._events.__bool__
         self._events.notify = self._sdk.notify
         weakref.finalize(self, _abandon, self._sdk).atexit = False
-        self._put = self._sdk.put
+        self._known, self._take, self._put = self._sdk.known, self._sdk.take, self._sdk.put
         if settings.logger is not None:
             self._sdk.use_logger(settings.logger)
 
@@ -155,8 +155,9 @@ class Producer:
         if self._room <= 0:
             self._make_room()
         awaiting = on_delivery or callback or self._on_delivery
+        put = self._take if topic in self._known else self._put
         try:
-            self._put(
+            put(
                 topic,
                 value,
                 key,
@@ -218,13 +219,15 @@ class Producer:
         Waits up to ``timeout`` seconds for one (-1 or None: without end). An exception of a
         callback is raised from here; the callbacks behind it run in the next call.
         """
+        if timeout == 0 and not (
+            self._sdk.has_reports or self._reports or self._events.waiting or self._is_closed
+        ):
+            return 0
         self._check_open()
         return self._serve(_seconds(timeout))
 
     def _serve(self, timeout_s: float | None) -> int:
         """Run what is due; wait for something first if nothing is."""
-        if timeout_s == 0 and not (self._sdk.has_reports or self._reports or self._events):
-            return 0
         if self._reports or self._events:
             timeout_s = 0
         taken = self._sdk.take_reports(timeout_s)

@@ -65,6 +65,10 @@ class PolledProducer(sdk.Producer):
         self._runs_callbacks = True  # by `take_reports`: no thread is started for them
         self.has_events: Callable[[], bool] = lambda: False
         """Returns True if the owner has something else to run; a wait for reports ends then."""
+        self.known: Final[set[str]] = set()
+        """Topics that were looked up, and whose held records were passed on."""
+        self.take: Final[Callable[..., None]] = self._take
+        """Takes a record of a known topic; the arguments are those of `put`."""
         self._held: dict[str, HeldTopic] = {}
         self._held_count = 0
         """Held records, and those that failed so and whose callbacks have not run."""
@@ -83,15 +87,12 @@ class PolledProducer(sdk.Producer):
         timestamp: int,
         awaiting: Any,
     ) -> None:
-        """Take a record, and hold it if its topic is not known; a full buffer raises at once.
+        """Take a record of any topic, and hold it if the topic is not known.
 
         Raises what the SDK's `produce` does.
         """
-        if (self._held or topic not in self._core.topics.by_name) and self._hold(
-            topic, value, key, partition, headers, timestamp, awaiting
-        ):
-            return
-        self._take(topic, value, key, partition, headers, timestamp, awaiting)
+        if not self._hold(topic, value, key, partition, headers, timestamp, awaiting):
+            self._take(topic, value, key, partition, headers, timestamp, awaiting)
 
     def _hold(
         self,
@@ -115,6 +116,7 @@ class PolledProducer(sdk.Producer):
             held = self._held.get(topic)
             if held is None:
                 if topic in self._core.topics.by_name:
+                    self.known.add(topic)
                     return False
                 held = self._held[topic] = HeldTopic(self._shell.now_s())
                 self._shell.start(f"topic {topic}", partial(self._look_up_steps, topic, held))
@@ -148,6 +150,7 @@ class PolledProducer(sdk.Producer):
             for number, fields, awaiting, key, value in held.records:
                 self._core.put(state, number, fields, awaiting, key, value)
             self._core.bring_worker(self._shell)
+            self.known.add(topic)
         else:
             self._fail_held(topic, held, failure or QuorumlogError("the producer was closed"))
         self._shell.notify()
