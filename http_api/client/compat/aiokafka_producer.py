@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from http_api.client.client_errors import ClosedError, InvalidRecordError, QuorumlogError
@@ -199,7 +199,7 @@ class AIOKafkaProducer:
         key, value = self._serialized(key, value, headers)
         if partition is not None or self._chooses:
             await self._check_partition(topic, partition)
-        future: Sent = self._loop.create_future()
+        future = SentRecord(loop=self._loop)
         try:
             await self._producer.produce(
                 topic,
@@ -208,7 +208,7 @@ class AIOKafkaProducer:
                 partition,
                 headers=headers or None,
                 timestamp=_now_ms() if timestamp_ms is None else timestamp_ms,
-                on_delivery=partial(_settle, future),
+                on_delivery=future,
             )
         except QuorumlogError as error:
             _fail(error)
@@ -363,6 +363,16 @@ class AIOKafkaProducer:
         await self.stop()
 
 
+class SentRecord(asyncio.Future[RecordMetadata]):
+    """Future of a record, and its own callback: an object less a record for the collector."""
+
+    __slots__ = ()
+
+    def __call__(self, error: QuorumlogError | None, receipt: Receipt) -> None:
+        """Take the outcome."""
+        _settle(self, error, receipt)
+
+
 class _BatchOutcome:
     """Outcome of a batch: called with each record's, it settles the batch's future."""
 
@@ -396,9 +406,15 @@ def _settle(future: Sent, error: QuorumlogError | None, receipt: Receipt) -> Non
         future.set_result(_metadata(receipt))
 
 
+@lru_cache(1_024)
+def _place(topic: str, partition: int) -> TopicPartition:
+    """Return a partition, one object for all of its records."""
+    return TopicPartition(topic, partition)
+
+
 def _metadata(receipt: Receipt) -> RecordMetadata:
     topic, partition = receipt.topic, receipt.partition
-    place = TopicPartition(topic, partition)
+    place = _place(topic, partition)
     return RecordMetadata(
         topic, partition, place, receipt.offset, receipt.timestamp, CREATE_TIME, None
     )
