@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PARTITIONS: Final = 6
 TOPIC: Final = "client"
+COMPAT_TOPIC: Final = "client-compat"
+"""Holds what programs for confluent-kafka write, and read."""
 PRODUCED: Final = 300_000
 KEYED: Final = 150_000
 """Records a second of the budget, on a machine that is quick enough."""
@@ -66,8 +68,9 @@ async def measure(product: Product, seconds: float, rounds: int) -> list[Row]:
     for mode in ("consume", "poll"):
         (found,) = [one for one in readers if one.what == f"SDK {mode}, one consumer"]
         own_per_s[mode] = found.value or 0.0
-    rows += beside_kafka.measure(urls, TOPIC, own_per_s, seconds, rounds)
+    rows += beside_kafka.measure(urls, COMPAT_TOPIC, own_per_s, seconds, rounds)
     await product.delete_topic(TOPIC)
+    await product.delete_topic(COMPAT_TOPIC)
     return rows
 
 

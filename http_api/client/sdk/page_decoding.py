@@ -12,6 +12,7 @@ import binascii
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -77,6 +78,7 @@ _decode_lines = msgspec.json.Decoder(_PageLine).decode_lines
 _decode_raw_lines = msgspec.json.Decoder(_RawLine).decode_lines
 _decode_raw_line = msgspec.json.Decoder(_RawLine).decode
 _decode_json = msgspec.json.Decoder().decode
+_headers_of: Final = attrgetter("headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ def _decode_whole(
             )
             for one in part
         ]
-        has_headers = has_headers or any(one.headers is not None for one in part)
+        has_headers = has_headers or any(map(_headers_of, part))
     return DecodedPage(records, (), has_headers)
 
 
