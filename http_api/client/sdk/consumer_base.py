@@ -310,7 +310,7 @@ class ConsumerBase(Generic[K, V]):
                 self._end_page()
                 error = self._work.positions.take_error()
                 if error is not None:
-                    raise error
+                    raise error.with_traceback(None)  # it is raised again until a seek
                 if self._next_page():
                     record = next(self._records, None)
             if record is not None:

@@ -9,9 +9,11 @@ replaced is recognised (KIP-320). The owner holds the shell's lock.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from http_api.client.calls import Place
@@ -37,6 +39,7 @@ DIVERGED_TEXT: Final = "the log diverged"
 """Part of the message of a `LOG_TRUNCATED` whose offset is in the log, behind other records."""
 TOPIC_CHANGED: Final = 40_951
 OUT_OF_RANGE: Final = 40_002
+_versions: Final = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,8 @@ class PartitionState:
     """Time before which this partition is not fetched again."""
     served: int = 0
     """Number of the answer that last had a page of this partition."""
-    version: int = 0
-    """Raised by each seek: an answer to a request of before is dropped."""
+    version: int = field(default_factory=partial(next, _versions))
+    """Another one after each move, and in each assignment: answers of before are dropped."""
     high_watermark: int | None = None
     log_start: int | None = None
 
@@ -83,19 +86,24 @@ class PartitionState:
     def place(self) -> Place:
         return self.topic, self.partition
 
+    @property
+    def is_readable(self) -> bool:
+        """False while the partition is paused, or an error has stopped it."""
+        return not self.is_paused and self.error is None
+
     def move(self, position: LogPosition | None, start: int | None = None) -> None:
         """Go on at another place: drop what is queued, and answers that are under way."""
         self.position, self.start, self.fetched = position, start, position
         self.pages.clear()
         self.queued_bytes = 0
         self.error, self.hold, self.retry_s = None, None, 0.0
-        self.version += 1
+        self.version = next(_versions)
 
     def rewind(self) -> None:
         """Fetch again from the position: drop what is queued, keep what else is known."""
-        hold = self.hold
+        hold, error = self.hold, self.error
         self.move(self.position, self.start)
-        self.hold = hold
+        self.hold, self.error = hold, error
 
     def to_commit(self) -> LogPosition | None:
         """Return the position up to which all was returned, before unfinished split records."""
@@ -180,7 +188,7 @@ class ReadPositions:
 
     def _wanted(self) -> Iterator[PartitionState]:
         for state in self.states.values():
-            if state.fetched is not None and not state.is_paused and state.error is None:
+            if state.fetched is not None and state.is_readable:
                 yield state
 
     def plan(self, broker: str, now_s: float) -> FetchPlan | float | None:
@@ -310,12 +318,12 @@ class ReadPositions:
     # handing out
 
     def next_page(self) -> tuple[PartitionState, PolledPage] | None:
-        """Take the page that is next in turn, of a partition that is not paused."""
+        """Take the page that is next in turn, of a partition that is neither paused nor stopped."""
         for _ in range(len(self._turn)):
             state = self._turn.popleft()
             if not state.pages or self.states.get(state.place) is not state:
                 continue  # moved or taken away since
-            if state.is_paused:
+            if not state.is_readable:
                 self._turn.append(state)
                 continue
             page = state.pages.popleft()
@@ -327,7 +335,7 @@ class ReadPositions:
 
     def has_page(self) -> bool:
         """Return True if `next_page` would return one."""
-        return any(state.pages and not state.is_paused for state in self.states.values())
+        return any(state.pages and state.is_readable for state in self.states.values())
 
     def take_error(self) -> QuorumlogError | None:
         """Return the error of a partition whose reading has stopped, if there is one."""
