@@ -6,13 +6,18 @@ next, what is returned, and what would be committed.
 
 from __future__ import annotations
 
+import base64
+import linecache
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import orjson
 import pytest
 
-from http_api.client.client_errors import UnreadableRecordError
+from http_api.client.client_errors import ConfigError, ProtocolError, UnreadableRecordError
 from http_api.client.polling import PolledPage, PollRefusal
 from http_api.client.sdk.commits import Offsets
 from http_api.client.sdk.consumer import Consumer
@@ -52,7 +57,7 @@ class FedConsumer(Consumer[Any, Any]):
         assert isinstance(found, FetchPlan)
         return found
 
-    def fetch(self, most: int = 100, partition: int = 0) -> None:
+    def fetch(self, most: int = 100, partition: int = 0, *, is_garbled: bool = False) -> None:
         """Bring the next page of a partition, with at most so many records."""
         fetched = self.state(partition).fetched
         assert fetched is not None
@@ -71,7 +76,7 @@ class FedConsumer(Consumer[Any, Any]):
             high_watermark=len(self.log[partition]),
             log_start_offset=0,
             records=len(rows),
-            body=b"".join(orjson.dumps(one) + b"\n" for one in lines),
+            body=b"".join(orjson.dumps(one) + b"\n" for one in lines[is_garbled:]),
         )
         with self._shell.lock:
             self._work.positions.receive_page(self.plan(), page)
@@ -201,3 +206,296 @@ def test_an_answer_of_an_earlier_assignment_is_dropped(commits: Commits) -> None
         consumer.begin()
         consumer.refuse(plan, 40_951, 0)
         assert consumer.offset() == 0
+
+
+# interrupts
+
+
+class Interrupter:
+    """A deserializer that is interrupted once, at a value."""
+
+    def __init__(self, value: bytes) -> None:
+        self._value: bytes | None = value
+
+    def __call__(self, data: bytes) -> bytes:
+        if data == self._value:
+            self._value = None
+            raise KeyboardInterrupt
+        return data
+
+
+@pytest.mark.parametrize("at", [b"1", b"2", b"3", b"4"])
+@pytest.mark.parametrize("most", [1, 100])
+def test_an_interrupt_in_a_deserializer_loses_no_record(
+    commits: Commits, at: bytes, most: int
+) -> None:
+    """What was collected, and what was not decoded yet, comes from the next calls."""
+    with opened(value_deserializer=Interrupter(at)) as consumer:
+        consumer.write(1, 2, 3, 4)
+        consumer.fetch(2)
+        consumer.fetch(2)
+        found: list[Any] = []
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 until it comes
+            while True:
+                found += [record.value for record in consumer.consume(most, 0.0)]
+        assert consumer.offset() == len(found)
+        assert found + consumer.values() == [b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 100])
+def test_an_interrupt_anywhere_in_a_read_loses_no_record(commits: Commits, most: int) -> None:
+    """The lines that a reading call runs are interrupted one after the other."""
+    for line in range(2_000):
+        with opened() as consumer:
+            consumer.write("a", "b", "c", "d", "e")
+            consumer.write("x", "y", partition=1)
+            for partition in (0, 1, 0):
+                consumer.fetch(2, partition)
+            found = Reads(consumer, most)
+            with Tracer(line) as tracer:
+                for _ in range(4):
+                    found.read()
+            found.values += consumer.values()
+            assert sorted(found.values) == ["a", "b", "c", "d", "e", "x", "y"], (most, line)
+            assert [one for one in found.values if one < "x"] == ["a", "b", "c", "d", "e"]
+            assert consumer.offset() == 5
+        if not tracer.has_raised:
+            break
+    assert 50 < line < 1_900
+
+
+class Reads:
+    """Values that calls of poll (``most`` is 0) or consume return."""
+
+    def __init__(self, consumer: FedConsumer, most: int) -> None:
+        self._consumer, self._most = consumer, most
+        self.values: list[Any] = []
+
+    def read(self) -> None:
+        try:
+            if self._most:
+                records = self._consumer.consume(self._most, 0.0)
+            else:
+                one = self._consumer.poll(0.0)
+                records = [] if one is None else [one]
+        except KeyboardInterrupt:
+            return
+        self.values += [record.value for record in records]
+
+
+class Tracer:
+    """Interrupts at a line, counted from 0, that runs in the SDK's modules of reading."""
+
+    def __init__(self, line: int) -> None:
+        self._left = line
+        self.has_raised = False
+
+    def __enter__(self) -> Tracer:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        code = frame.f_code
+        is_cleaning = code.co_name in {"_undo_call", "_rewind_last_call", "_settle"}
+        if self.has_raised or Path(code.co_filename).name not in TRACED or is_cleaning:
+            return None
+        text = linecache.getline(code.co_filename, frame.f_lineno).lstrip()
+        if event == "line" and not text.startswith("with "):  # its end runs unguarded if traced
+            self._left -= 1
+            if self._left < 0:
+                self.has_raised = True
+                raise KeyboardInterrupt
+        return self._trace
+
+
+TRACED = {"consumer.py", "consumer_base.py", "positions.py", "page_decoding.py"}
+
+
+def test_consume_returns_what_it_has_before_a_page_that_is_none(consumer: FedConsumer) -> None:
+    """The next calls raise; when the page is fetched again whole, reading goes on."""
+    consumer.write("a", "b")
+    consumer.fetch(1)
+    consumer.fetch(1, is_garbled=True)
+    assert [record.value for record in consumer.consume(9, 0.0)] == ["a"]
+    consumer.fetch(1, is_garbled=True)
+    with pytest.raises(ProtocolError):
+        consumer.consume(9, 0.0)
+    consumer.fetch(1, is_garbled=True)
+    with pytest.raises(ProtocolError):
+        consumer.poll(0.0)
+    assert consumer.values() == ["b"]
+
+
+# moves
+
+
+def test_a_refusal_behind_a_page_moves_on_though_the_page_is_the_last_returned(
+    consumer: FedConsumer,
+) -> None:
+    """A commit per record, then the log is cut: reading goes on where it was cut."""
+    consumer.write("a", "b", "c")
+    assert consumer.values() == ["a", "b", "c"]
+    consumer.write("d")
+    consumer.fetch()
+    assert consumer.poll(0.0) is not None
+    consumer.commit()
+    plan = consumer.plan()
+    consumer.refuse(plan, 40_950, 4, "the log was truncated", diverging_offset=1)
+    assert consumer.offset() == 1
+    assert consumer.values() == ["b", "c", "d"]
+
+
+def test_a_refused_seek_changes_nothing(consumer: FedConsumer) -> None:
+    """Records of the present page still come."""
+    consumer.write("a", "b", "c")
+    consumer.fetch()
+    consumer.poll(0.0)
+    with pytest.raises(ConfigError):
+        consumer.seek(AT, -7)
+    assert consumer.values() == ["b", "c"]
+
+
+def test_seeks_and_pauses_between_records_lose_none(consumer: FedConsumer) -> None:
+    """With a page that is decoded, and one that waits."""
+    consumer.write("a", "b", "c", "d")
+    consumer.fetch(2)
+    consumer.fetch(2)
+    consumer.poll(0.0)
+    consumer.pause([AT])
+    assert consumer.values() == []
+    consumer.resume([AT])
+    assert consumer.values() == ["b", "c", "d"]
+    consumer.seek(AT, 1)
+    consumer.fetch()
+    assert next(consumer).value == "b"
+    consumer.seek(AT, 1)
+    assert consumer.values() == ["b", "c", "d"]
+    consumer.seek(AT, 2)
+    assert consumer.assignment() == [AT, OTHER]
+    consumer.assign([TopicPartition("t", 0, 3)])
+    consumer.begin()
+    assert consumer.values() == ["a", "b", "c", "d"]
+
+
+# parts of a split value
+
+
+def write_parts(consumer: FedConsumer, between: Any = "between") -> None:
+    """Write a value of two parts, with a record between them, and one behind."""
+    for number, value in ((1, "one"), (0, between), (2, "two"), (0, "behind")):
+        headers = {"ql-part-id": "id", "ql-part": f"{number}/2", "ql-part-format": "string"}
+        rows = [
+            {"key": name, "value": base64.b64encode(text.encode()).decode()}
+            for name, text in headers.items()
+        ]
+        consumer.write(value, **({"headers": rows} if number else {}))
+
+
+WHOLE = ["between", "onetwo", "behind"]
+
+
+def test_a_pause_between_the_parts_of_a_value_does_not_lose_it(consumer: FedConsumer) -> None:
+    """Its first part lies before the position, and is read again with the rest."""
+    write_parts(consumer)
+    consumer.fetch()
+    first = consumer.poll(0.0)
+    assert first is not None
+    consumer.pause([AT])
+    consumer.resume([AT])
+    assert [first.value, *consumer.values()] == WHOLE
+
+
+def test_a_seek_behind_an_unreadable_record_keeps_the_parts_around_it(
+    consumer: FedConsumer,
+) -> None:
+    write_parts(consumer, between=UNREADABLE)
+    consumer.fetch()
+    with pytest.raises(UnreadableRecordError) as caught:
+        consumer.poll(0.0)
+    consumer.seek(caught.value.next)
+    assert consumer.values() == ['"one""two"', "behind"]  # a JSON text has quotes in the bytes view
+
+
+def test_a_commit_of_a_record_between_parts_does_not_pass_the_first(commits: Commits) -> None:
+    with opened() as consumer:
+        write_parts(consumer)
+        consumer.fetch(2)
+        record = consumer.poll(0.0)
+        assert record is not None
+        consumer.commit(record)
+        assert commits == [0]
+        assert consumer.values() == WHOLE[1:]
+    assert commits == [0, 4]
+
+
+def test_a_first_part_that_retention_removed_stops_no_reading(consumer: FedConsumer) -> None:
+    """The position is still in the log, only the fetch for the parts is not."""
+    write_parts(consumer)
+    consumer.fetch()
+    consumer.poll(0.0)
+    consumer.pause([AT])
+    consumer.resume([AT])
+    consumer.refuse(consumer.plan(), 40_002, 0, "out of range")
+    assert [one for one in consumer.values() if one != "two"] == ["behind"]
+    assert consumer.offset() == 4
+
+
+# the end by an exception
+
+
+@pytest.mark.parametrize(("commit", "expected"), [(None, [1]), ("all", [2]), ("record", [2])])
+def test_an_exception_commits_what_earlier_calls_returned_and_no_less_than_the_program(
+    commits: Commits, commit: str | None, expected: list[int]
+) -> None:
+    """The record that was being worked on is committed only if the program did so itself."""
+    with pytest.raises(ValueError, match="program"), opened() as consumer:  # noqa: PT012
+        consumer.write("a", "b", "c")
+        consumer.fetch()
+        consumer.poll(0.0)
+        record = consumer.poll(0.0)
+        if commit is not None:
+            consumer.commit(record if commit == "record" else None)
+        msg = "the program's"
+        raise ValueError(msg)
+    assert commits == expected
+
+
+@pytest.mark.parametrize(("to", "expected"), [(1, [1]), (4, [2])])
+def test_an_exception_after_a_seek_commits_no_more_than_the_position(
+    commits: Commits, to: int, expected: list[int]
+) -> None:
+    with pytest.raises(ValueError, match="program"), opened() as consumer:  # noqa: PT012
+        consumer.write(*"abcdef")
+        consumer.fetch()
+        for _ in range(3):
+            consumer.poll(0.0)
+        consumer.seek(AT, to)
+        msg = "the program's"
+        raise ValueError(msg)
+    assert commits == expected
+
+
+def test_an_exception_commits_nothing_of_a_list_that_the_program_emptied(commits: Commits) -> None:
+    """`consume` gave its list away: what the program does with it is its own matter."""
+    with pytest.raises(ValueError, match="program"), opened() as consumer:  # noqa: PT012
+        consumer.write("a", "b", "c", "d")
+        consumer.fetch()
+        assert len(consumer.consume(1, 0.0)) == 1
+        records = consumer.consume(9, 0.0)
+        while records:
+            records.pop()
+        msg = "the program's"
+        raise ValueError(msg)
+    assert commits == [1]
+
+
+def test_a_stored_offset_does_not_undo_a_later_commit(commits: Commits) -> None:
+    with opened(enable_auto_offset_store=False) as consumer:
+        consumer.write("a", "b", "c")
+        consumer.fetch()
+        consumer.store_offsets(consumer.poll(0.0))
+        consumer.commit(consumer.poll(0.0))
+    assert commits == [2]

@@ -15,12 +15,18 @@ from typing import Any, Final
 from typing_extensions import override
 
 from http_api.client.calls import Answer, Call, Place
-from http_api.client.client_errors import QuorumlogError, WakeupError
+from http_api.client.client_errors import WakeupError
 from http_api.client.consumer import offset_at
 from http_api.client.polling import PolledPage
 from http_api.client.sdk.async_consumer import AsyncConsumer
-from http_api.client.sdk.consumer_base import AnyRecord, RunCallback, UserSteps, WaitUntil
-from http_api.client.sdk.positions import LogPosition, PartitionState
+from http_api.client.sdk.consumer_base import (
+    AnyRecord,
+    PresentPage,
+    RunCallback,
+    UserSteps,
+    WaitUntil,
+)
+from http_api.client.sdk.positions import PartitionState
 from http_api.client.sdk.record_types import TopicPartition
 from raft_metadata.common.clock import SystemClock
 
@@ -31,10 +37,8 @@ JOIN_SLICE_S: Final = 0.5
 class _AsidePage:
     """A decoded page of a partition that is not read from now, with its rest."""
 
-    page: tuple[PartitionState, LogPosition, QuorumlogError | None]
+    page: PresentPage
     records: Iterator[AnyRecord]
-    version: int
-    """Version of the partition's state: after a seek the page is of no use."""
 
 
 class PartitionReader(AsyncConsumer[Any, Any]):
@@ -101,17 +105,17 @@ class PartitionReader(AsyncConsumer[Any, Any]):
             records = list(islice(self._records, most))
             if records:
                 self._polled_s = now_s
-                self._last, self._last_batch = records[-1], records
+                self._last, self._last_batch = records[-1], tuple(records)
             return records
         return []
 
     def select(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Return records of these partitions only, from the next call on; none: of all."""
         self._wanted = frozenset(partitions) or None
+        self._settle()
         page = self._page
-        if page is not None and not self._wants(page[0].place):
-            self._settle()
-            self._aside.append(_AsidePage(page, self._records, page[0].version))
+        if page is not None and not self._wants(page.state.place):
+            self._aside.append(_AsidePage(page, self._records))
             self._page, self._records, self._last, self._last_batch = None, iter(()), None, ()
 
     def _wants(self, place: Place) -> bool:
@@ -136,9 +140,9 @@ class PartitionReader(AsyncConsumer[Any, Any]):
 
     def _open_aside(self) -> bool:
         for one in list(self._aside):
-            state = one.page[0]
+            state = one.page.state
             is_current = self._work.positions.states.get(state.place) is state
-            if not is_current or state.version != one.version:
+            if not is_current or state.version != one.page.version:
                 self._aside.remove(one)
             elif self._wants(state.place) and not state.is_paused:
                 self._aside.remove(one)
@@ -161,7 +165,7 @@ class PartitionReader(AsyncConsumer[Any, Any]):
             state.pages and not state.is_paused and self._wants(state.place)
             for state in self._work.positions.states.values()
         )
-        is_waited_for = any(self._wants(one.page[0].place) for one in self._aside)
+        is_waited_for = any(self._wants(one.page.state.place) for one in self._aside)
         is_attended = self._is_woken or self._work.has_news
         has_error = self._work.positions.take_error() is not None
         return is_attended or has_page or is_waited_for or has_error

@@ -19,7 +19,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -93,17 +92,13 @@ class ConsumerDoor(sdk.Consumer[bytes | None, bytes | None]):
         try:
             with self._shell.lock:
                 while len(found) < most and self._due_s > 0.0:
-                    self._settle()
-                    self._end_page()
-                    if self._next_page():
-                        found += islice(self._records, most - len(found))
-                        self._last = found[-1]
+                    if self._add_page(found, most):
                         continue
                     left_s = None if until_s is None else until_s - time.monotonic()
                     if left_s is not None and left_s <= 0:
                         break
                     self._shell.wait_until(self._has_more, left_s)
-                self._last_batch = found
+                self._last_batch = tuple(found)
         finally:
             self._leave()
 
@@ -120,7 +115,7 @@ class ConsumerDoor(sdk.Consumer[bytes | None, bytes | None]):
                 if state.position is not None
                 and not state.is_paused
                 and not state.pages
-                and (self._page is None or self._page[0] is not state)
+                and (self._page is None or self._page.state is not state)
             ]
 
     def place_of_error(self) -> Place | None:

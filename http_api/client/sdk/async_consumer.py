@@ -84,14 +84,20 @@ class AsyncConsumer(ConsumerBase[K, V]):
             WakeupError: `wakeup` was called.
             QuorumlogError: Brokers refuse the credentials or the subscription.
         """
-        now_s = time.monotonic()
-        if now_s < self._due_s:
-            record = next(self._records, None)
-            if record is not None:
-                self._polled_s = now_s
-                self._last = record
-                return record
-        return await self._do(self._poll_steps(timeout))
+        before, is_short = (self._last, self._last_batch), True
+        try:
+            now_s = time.monotonic()
+            if now_s < self._due_s:
+                record = next(self._records, None)
+                if record is not None:
+                    self._polled_s = now_s
+                    self._last = record
+                    return record
+            self._is_taking = is_short = False
+            return await self._do(self._poll_steps(timeout))
+        except BaseException:
+            self._undo_call(before if is_short else None)
+            raise
 
     async def consume(
         self, num_messages: int = 500, timeout: float | None = 1.0
@@ -104,14 +110,20 @@ class AsyncConsumer(ConsumerBase[K, V]):
         if num_messages < 1:
             msg = f"num_messages={num_messages}: expected 1 or more"
             raise ConfigError(msg)
-        now_s = time.monotonic()
-        if now_s < self._due_s:
-            records = list(islice(self._records, num_messages))
-            if records:
-                self._polled_s = now_s
-                self._last, self._last_batch = records[-1], records
-                return records
-        return await self._do(self._consume_steps(num_messages, timeout))
+        before, is_short = (self._last, self._last_batch), True
+        try:
+            now_s = time.monotonic()
+            if now_s < self._due_s:
+                records = list(islice(self._records, num_messages))
+                if records:
+                    self._polled_s = now_s
+                    self._last, self._last_batch = records[-1], tuple(records)
+                    return records
+            self._is_taking = is_short = False
+            return await self._do(self._consume_steps(num_messages, timeout))
+        except BaseException:
+            self._undo_call(before if is_short else None)
+            raise
 
     def __aiter__(self) -> Self:
         """Iterate over records without end; each step is a `poll` that waits."""

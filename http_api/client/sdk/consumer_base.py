@@ -36,6 +36,7 @@ from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.commits import (
     AsyncCommit,
     CommitCallback,
+    Offsets,
     given_offsets,
     of_positions,
 )
@@ -114,6 +115,18 @@ def _attend_in_child() -> None:
 os.register_at_fork(after_in_child=_attend_in_child)
 
 
+@dataclass(frozen=True, slots=True)
+class PresentPage:
+    """The decoded page whose records are being returned."""
+
+    state: PartitionState
+    version: int
+    """That of the state when the page was decoded: another one makes the page void."""
+    end: LogPosition
+    """Position behind the page, or at the record that ``error`` is about."""
+    error: QuorumlogError | None
+
+
 class ConsumerBase(Generic[K, V]):
     """State of one consumer on the program's side, and everything that does not wait."""
 
@@ -121,12 +134,15 @@ class ConsumerBase(Generic[K, V]):
         self._config, self._context = config, context
         self._records: Iterator[AnyRecord] = iter(())
         """Decoded records of the present page that were not returned yet."""
-        self._page: tuple[PartitionState, LogPosition, QuorumlogError | None] | None = None
-        """Of the present page: its partition, where it goes on behind it, and why not."""
+        self._page: PresentPage | None = None
         self._last: AnyRecord | None = None
         """The record that was returned last; None: none since the last long way."""
         self._last_batch: Sequence[AnyRecord] = ()
         """Records that the last `consume` returned, if ``_last`` is among them."""
+        self._is_taking = False
+        """True while the present call may have taken records that it has not returned yet."""
+        self._call_from: dict[PartitionState, LogPosition | None] = {}
+        """Positions before the present call of the partitions that it has moved."""
         self._due_s = 0.0
         """Time from which a poll goes the long way."""
         self._polled_s = time.monotonic()
@@ -229,52 +245,97 @@ class ConsumerBase(Generic[K, V]):
 
     def _settle(self) -> None:
         """Move the position of the present page's partition behind the last returned record."""
-        last = self._last
-        if self._page is None or last is None:
+        last, page = self._last, self._page
+        if page is None:
             return
-        state = self._page[0]
-        if (last.topic, last.partition) == state.place:
+        state = page.state
+        if state.version != page.version:  # the background has moved the position since
+            self._page, self._records = None, iter(())
+        elif last is not None and (last.topic, last.partition) == state.place:
             epoch = last.leader_epoch if last.leader_epoch >= 0 else None
-            state.position = LogPosition(last.offset + 1, epoch)
+            self._move(state, LogPosition(last.offset + 1, epoch))
+
+    def _move(self, state: PartitionState, position: LogPosition) -> None:
+        """Set a position by what was returned, or by the end of a page."""
+        self._call_from.setdefault(state, state.position)
+        state.position = position
 
     def _end_page(self) -> None:
         """Move behind the present page, which is used up."""
-        if self._page is None:
+        page = self._page
+        if page is None:
             return
-        state, position, error = self._page
-        state.position = position
-        joiner = self._joiners.get(state.place)
-        state.hold = None if joiner is None else joiner.hold
-        if error is not None:
-            state.error = error
+        state = page.state
+        if state.version == page.version:
+            self._move(state, page.end)
+            joiner = self._joiners.get(state.place)
+            if page.error is None:
+                state.hold = None if joiner is None else joiner.hold
+            else:
+                state.error = page.error
         self._page, self._records = None, iter(())
 
     def _drop_page(self, places: Iterable[Place]) -> None:
         """Return no more of the present page if it is of one of these partitions."""
         self._settle()
-        if self._page is not None and self._page[0].place in set(places):
+        if self._page is not None and self._page.state.place in set(places):
             self._page, self._records = None, iter(())
+
+    def _fetch_again(self, state: PartitionState) -> None:
+        """Read a partition from its position again; parts of an unfinished value, too."""
+        self._joiners.pop(state.place, None)
+        state.rewind()
+
+    def _undo_call(self, before: tuple[AnyRecord | None, Sequence[AnyRecord]] | None) -> None:
+        """Have what a call took, and could not return, fetched again.
+
+        Args:
+            before: The last records returned before a call that took records of the present page
+                only; None: it went the long way.
+        """
+        if before is not None:
+            self._last, self._last_batch = before
+            self._call_from.clear()
+            self._settle()
+        elif not self._is_taking:
+            return
+        else:
+            self._last, self._last_batch = None, ()
+            for state, position in self._call_from.items():
+                state.position, state.error = position, None
+        moved = set() if before is not None else set(self._call_from)
+        if self._page is not None:
+            moved.add(self._page.state)
+        self._page, self._records, self._is_taking = None, iter(()), False
+        for state in moved:
+            if self._work.positions.states.get(state.place) is state:
+                self._fetch_again(state)
+        self._work.refresh()
 
     def _next_page(self) -> bool:
         """Decode the page that is next in turn; return False if none waits."""
-        while True:
-            taken = self._work.positions.next_page()
-            if taken is None:
-                return False
-            self._open_page(*taken)
-            self._work.refresh()  # there is room again
-            record = next(self._records, None)
-            if record is not None:
-                self._records = itertools.chain((record,), self._records)
-                return True
-            self._end_page()
+        taken: tuple[PartitionState, PolledPage] | None = None
+        try:
+            while True:
+                taken = self._work.positions.next_page()
+                if taken is None:
+                    return False
+                self._open_page(*taken)
+                self._work.refresh()  # there is room again
+                record = next(self._records, None)
+                if record is not None:
+                    self._records = itertools.chain((record,), self._records)
+                    return True
+                self._end_page()
+        except BaseException:  # such as an interrupt of a deserializer
+            self._page, self._records = None, iter(())
+            if taken is not None:
+                self._fetch_again(taken[0])
+            raise
 
     def _open_page(self, state: PartitionState, page: PolledPage) -> None:
         decoded = self._decoder.decode(page.topic, page.partition, page.body)
         records = decoded.records
-        first = state.position.offset if state.position is not None else 0
-        if records and records[0].offset < first:  # a batch is fetched whole
-            records = [one for one in records if one.offset >= first]
         unreadable = bool(decoded.unreadable)
         if self._config.large_messages == "join" and decoded.has_headers:
             joiner = self._joiners.get(state.place)
@@ -285,13 +346,17 @@ class ConsumerBase(Generic[K, V]):
                 state.hold = joiner.first_part(records)
                 records = joiner.join(records)
                 unreadable = True  # joining may find some
+        first = state.position.offset if state.position is not None else 0
+        if records and records[0].offset < first:  # a batch is fetched whole
+            records = [one for one in records if one.offset >= first]
         end, error = LogPosition(page.next_offset, page.next_leader_epoch), None
         if unreadable and self._config.on_unreadable == "raise":
             at = next((n for n, one in enumerate(records) if one.unreadable), None)
             if at is not None:
                 end, error = LogPosition(records[at].offset), _unreadable_error(records[at])
                 records = records[:at]
-        self._page, self._records = (state, end, error), iter(records)
+        self._page = PresentPage(state, state.version, end, error)
+        self._records = iter(records)
 
     # the long way of poll, consume and iteration
 
@@ -302,16 +367,21 @@ class ConsumerBase(Generic[K, V]):
         self._settle()
         self._last, self._last_batch = None, ()
         while True:
+            self._is_taking = False
+            self._call_from.clear()
             yield from self._attend_steps()
             if self._is_closing:
                 return None
+            self._is_taking = True
             record = next(self._records, None)
             if record is None:
                 self._end_page()
+                self._is_taking = False  # nothing was
                 error = self._work.positions.take_error()
                 if error is not None:
                     raise error.with_traceback(None)  # it is raised again until a seek
                 if self._next_page():
+                    self._is_taking = True
                     record = next(self._records, None)
             if record is not None:
                 self._last = record
@@ -336,14 +406,23 @@ class ConsumerBase(Generic[K, V]):
         found = [first, *itertools.islice(self._records, most - 1)]
         self._last = found[-1]
         while len(found) < most and self._due_s > 0.0:
-            self._settle()
-            self._end_page()
-            if not self._next_page():
+            if not self._add_page(found, most):
                 break
-            found += itertools.islice(self._records, most - len(found))
-            self._last = found[-1]
-        self._last_batch = found
+        self._last_batch = tuple(found)
         return found
+
+    def _add_page(self, found: list[AnyRecord], most: int) -> bool:
+        """Add records of the next page to those of a call; return False if there is none."""
+        self._settle()
+        self._end_page()
+        try:
+            if not self._next_page():
+                return False
+        except Exception:  # noqa: BLE001 the next call raises it, as it reads the page again
+            return False
+        found += itertools.islice(self._records, most - len(found))
+        self._last = found[-1]
+        return True
 
     def _has_something(self) -> bool:
         return (
@@ -492,7 +571,7 @@ class ConsumerBase(Generic[K, V]):
     ) -> UserSteps[list[TopicPartition] | None]:
         self._check_group()
         self._settle()
-        given = given_offsets(record, offsets)
+        given = self._given_offsets(record, offsets)
         if given is None:
             stored_only = not self._config.enable_auto_offset_store
             given = of_positions(self._work.positions.to_commit(stored_only=stored_only))
@@ -530,6 +609,18 @@ class ConsumerBase(Generic[K, V]):
         yield from self._callback_steps()
         return rows
 
+    def _given_offsets(
+        self, record: AnyRecord | None, offsets: Iterable[TopicPartition] | None
+    ) -> Offsets | None:
+        """Return what a call names: behind a record, but not behind an unfinished value."""
+        given = given_offsets(record, offsets)
+        if record is not None and given is not None:
+            state = self._work.positions.states.get((record.topic, record.partition))
+            if state is not None and state.hold is not None and state.hold <= record.offset:
+                held = TopicPartition(record.topic, record.partition, state.hold)
+                return {state.place: held}
+        return given
+
     def _check_group(self) -> str:
         if self._config.group_id is None:
             msg = "commits and subscriptions need the setting group_id"
@@ -541,7 +632,7 @@ class ConsumerBase(Generic[K, V]):
             msg = "store_offsets needs the setting enable_auto_offset_store=False"
             raise ConfigError(msg)
         self._settle()
-        given = given_offsets(record, offsets)
+        given = self._given_offsets(record, offsets)
         for place, one in (given or {}).items():
             state = self._state(TopicPartition(*place))
             assert one.offset is not None
@@ -560,9 +651,8 @@ class ConsumerBase(Generic[K, V]):
         self._last, self._page, self._records = None, None, iter(())
         for record in reversed(batch):
             state = self._work.positions.states.get((record.topic, record.partition))
-            if state is not None:
-                state.position = LogPosition(record.offset)
-                state.hold = None if state.hold is None else min(state.hold, record.offset)
+            if state is not None and state.position is not None:
+                state.take_back(record.offset)
 
     # assignment
 
@@ -659,9 +749,15 @@ class ConsumerBase(Generic[K, V]):
             msg = f"seek to {one!r}: expected an offset"
             raise ConfigError(msg)
         state = self._state(one)
+        position, start = _place_of(one, place)
         self._drop_page([state.place])
         self._joiners.pop(state.place, None)
-        state.move(*_place_of(one, place))
+        error = state.error
+        following = error.next.offset if isinstance(error, UnreadableRecordError) else None
+        if position is not None and position.offset == following:
+            state.skip(position)
+        else:
+            state.move(position, start)
         self._work.refresh()
         self._set_due()
 
@@ -670,7 +766,7 @@ class ConsumerBase(Generic[K, V]):
             state = self._state(one)
             if is_paused and not state.is_paused:
                 self._drop_page([state.place])
-                state.rewind()  # others get the room; what was fetched is fetched again
+                self._fetch_again(state)  # others get the room
             state.is_paused = is_paused
         self._work.refresh()
 

@@ -103,7 +103,30 @@ class PartitionState:
         """Fetch again from the position: drop what is queued, keep what else is known."""
         hold, error = self.hold, self.error
         self.move(self.position, self.start)
-        self.hold, self.error = hold, error
+        self.error = error
+        self._fetch_parts(hold)
+
+    def skip(self, position: LogPosition) -> None:
+        """Go on behind a record that can't be read, but keep parts of values before it."""
+        hold = self.hold
+        self.move(position)
+        self._fetch_parts(hold)
+
+    def _fetch_parts(self, hold: int | None) -> None:
+        """Fetch from the first part of an unfinished value, which may lie before the position."""
+        self.hold = hold
+        if hold is not None and self.position is not None and hold < self.position.offset:
+            self.fetched = LogPosition(hold)
+
+    def take_back(self, offset: int) -> None:
+        """Move the position back to a record, unless a seek or a commit is behind that."""
+        assert self.position is not None
+        position = LogPosition(min(offset, self.position.offset))
+        committed = self.committed
+        if committed is not None and position.offset < committed.offset <= self.position.offset:
+            position = committed
+        self.position = position
+        self.hold = None if self.hold is None else min(self.hold, position.offset)
 
     def to_commit(self) -> LogPosition | None:
         """Return the position up to which all was returned, before unfinished split records."""
@@ -247,7 +270,10 @@ class ReadPositions:
         if state is None or state.fetched is None or refusal.offset != state.fetched.offset:
             return
         state.leader_url = ANY_BROKER
-        if state.position is None or state.position.offset != state.fetched.offset:
+        is_before = state.position is not None and state.fetched.offset < state.position.offset
+        if is_before and not refusal.retriable:
+            state.hold, state.fetched = None, state.position  # the first parts are gone
+        elif state.position is None or state.position.offset != state.fetched.offset:
             state.retry_s = now_s + REFUSED_RETRY_S  # what was fetched before is returned first
         elif refusal.retriable:
             state.retry_s = now_s + LEADER_RETRY_S
@@ -319,18 +345,25 @@ class ReadPositions:
 
     def next_page(self) -> tuple[PartitionState, PolledPage] | None:
         """Take the page that is next in turn, of a partition that is neither paused nor stopped."""
-        for _ in range(len(self._turn)):
-            state = self._turn.popleft()
-            if not state.pages or self.states.get(state.place) is not state:
-                continue  # moved or taken away since
-            if not state.is_readable:
-                self._turn.append(state)
-                continue
-            page = state.pages.popleft()
-            state.queued_bytes -= len(page.body)
-            if state.pages:
-                self._turn.append(state)
-            return state, page
+        state: PartitionState | None = None
+        try:
+            for _ in range(len(self._turn)):
+                state = self._turn.popleft()
+                if not state.pages or self.states.get(state.place) is not state:
+                    continue  # moved or taken away since
+                if not state.is_readable:
+                    self._turn.append(state)
+                    continue
+                page = state.pages.popleft()
+                state.queued_bytes -= len(page.body)
+                if state.pages:
+                    self._turn.append(state)
+                return state, page
+        except BaseException:  # an interrupt must not tear a hole
+            if state is not None:
+                state.rewind()
+            self._turn = deque(one for one in self.states.values() if one.pages)
+            raise
         return None
 
     def has_page(self) -> bool:
@@ -358,8 +391,11 @@ class ReadPositions:
     def receive_commit(self, offsets: dict[Place, LogPosition]) -> None:
         """Remember what was committed."""
         for place, position in offsets.items():
-            if place in self.states:
-                self.states[place].committed = position
+            state = self.states.get(place)
+            if state is not None:
+                state.committed = position
+                if state.stored is not None and state.stored.offset <= position.offset:
+                    state.stored = None  # it would undo this commit
 
 
 def refusal_error(refusal: PollRefusal) -> ApiError:
