@@ -348,8 +348,8 @@ async def test_a_timeout_ends_a_call_on_silent_brokers(cluster: LiveCluster, twi
     await cluster.wait_healthy()
 
 
-async def test_close_ends_the_calls_of_other_tasks(cluster: LiveCluster) -> None:
-    admin = AsyncAdmin(cluster.url(1))
+async def test_calls_of_other_tasks_end_in_their_time_behind_a_close(cluster: LiveCluster) -> None:
+    admin = AsyncAdmin(cluster.url(1), request_timeout_ms=1_000, api_timeout_ms=2_000)
     await admin.list_topics()
     before = admin.metrics()["requests"]
     cluster.pause("broker-1")

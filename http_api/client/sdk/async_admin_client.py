@@ -86,9 +86,10 @@ class AsyncAdmin:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections, which ends the calls that are under way in other tasks.
+        """Refuse further calls; those under way in other tasks go on for their own time.
 
-        A second close does nothing, and neither does one in a forked child.
+        The connections are closed behind the last one. A second close does nothing, and neither
+        does one in a forked child.
         """
         if not self._context.is_forked and self._context.close():
             if self._stats is not None:

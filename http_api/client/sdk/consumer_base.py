@@ -121,7 +121,7 @@ class PresentPage:
 
     state: PartitionState
     version: int
-    """That of the state when the page was decoded: another one makes the page void."""
+    """Version of the state when the page was decoded: another one makes the page void."""
     end: LogPosition
     """Position behind the page, or at the record that ``error`` is about."""
     error: QuorumlogError | None

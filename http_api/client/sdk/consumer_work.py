@@ -10,7 +10,6 @@ lock; what the program has to run itself (callbacks, errors) is kept for its nex
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import uuid
 from collections import deque
@@ -20,7 +19,7 @@ from functools import partial
 from typing import Final, TypeVar, assert_never
 
 from http_api.client import groups
-from http_api.client.calls import Call, Place
+from http_api.client.calls import HAS_ZSTD, Call, Place
 from http_api.client.client_errors import (
     ApiError,
     AuthenticationError,
@@ -148,7 +147,6 @@ class ConsumerWork:
         self.fetched_bytes = 0
         self._workers: dict[str, FetchWorker] = {}
         self._started: set[str] = set()
-        self._zstd = importlib.util.find_spec("zstandard") is not None
 
     def _new_member_id(self) -> str:
         return f"{self.config.client_id or self.context.kind}-{uuid.uuid4().hex}"
@@ -283,7 +281,7 @@ class ConsumerWork:
             max_bytes=plan.max_bytes,
             max_partition_bytes=min(self.config.max_partition_fetch_bytes, plan.max_bytes),
             rack=self.config.rack,
-            zstd=self._zstd,
+            zstd=HAS_ZSTD,
         )
         worker.versions, worker.is_waiting, worker.stale_s = plan.versions, True, None
         self.positions.reserved[worker.broker] = plan.max_bytes
