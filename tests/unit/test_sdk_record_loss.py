@@ -383,9 +383,10 @@ def test_seeks_and_pauses_between_records_lose_none(consumer: FedConsumer) -> No
 # parts of a split value
 
 
-def write_parts(consumer: FedConsumer, between: Any = "between") -> None:
-    """Write a value of two parts, with a record between them, and one behind."""
-    for number, value in ((1, "one"), (0, between), (2, "two"), (0, "behind")):
+def write_parts(consumer: FedConsumer, *between: Any) -> None:
+    """Write a value of two parts, with records between them, and one behind."""
+    inner = [(0, value) for value in between or ("between",)]
+    for number, value in ((1, "one"), *inner, (2, "two"), (0, "behind")):
         headers = {"ql-part-id": "id", "ql-part": f"{number}/2", "ql-part-format": "string"}
         rows = [
             {"key": name, "value": base64.b64encode(text.encode()).decode()}
@@ -408,10 +409,26 @@ def test_a_pause_between_the_parts_of_a_value_does_not_lose_it(consumer: FedCons
     assert [first.value, *consumer.values()] == WHOLE
 
 
+def test_reading_parts_again_returns_nothing_twice(consumer: FedConsumer) -> None:
+    """The first part lies several pages before the position."""
+    write_parts(consumer, *"abcde")
+    found: list[Any] = []
+    while len(found) < 7:
+        for _ in range(4):
+            consumer.fetch(2)
+        record = consumer.poll(0.0)
+        assert record is not None
+        found.append(record.value)
+        consumer.pause([AT])
+        consumer.resume([AT])
+    assert found == [*"abcde", "onetwo", "behind"]
+    assert consumer.offset() == 8
+
+
 def test_a_seek_behind_an_unreadable_record_keeps_the_parts_around_it(
     consumer: FedConsumer,
 ) -> None:
-    write_parts(consumer, between=UNREADABLE)
+    write_parts(consumer, UNREADABLE)
     consumer.fetch()
     with pytest.raises(UnreadableRecordError) as caught:
         consumer.poll(0.0)

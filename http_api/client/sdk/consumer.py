@@ -99,8 +99,9 @@ class Consumer(ConsumerBase[K, V]):
             self._is_taking = is_short = False
             return self._do(self._poll_steps(timeout))
         except BaseException:
-            with self._shell.lock:
-                self._undo_call(before if is_short else None)
+            if is_short or self._is_taking:  # a forked child must not wait for the lock
+                with self._shell.lock:
+                    self._undo_call(before if is_short else None)
             raise
 
     def consume(self, num_messages: int = 500, timeout: float | None = 1.0) -> list[Record[K, V]]:
@@ -124,8 +125,9 @@ class Consumer(ConsumerBase[K, V]):
             self._is_taking = is_short = False
             return self._do(self._consume_steps(num_messages, timeout))
         except BaseException:
-            with self._shell.lock:
-                self._undo_call(before if is_short else None)
+            if is_short or self._is_taking:  # a forked child must not wait for the lock
+                with self._shell.lock:
+                    self._undo_call(before if is_short else None)
             raise
 
     def __iter__(self) -> Self:

@@ -267,7 +267,8 @@ class ConsumerBase(Generic[K, V]):
             return
         state = page.state
         if state.version == page.version:
-            self._move(state, page.end)
+            if state.position is None or page.end.offset >= state.position.offset:
+                self._move(state, page.end)  # else it was read again for its parts
             joiner = self._joiners.get(state.place)
             if page.error is None:
                 state.hold = None if joiner is None else joiner.hold
