@@ -72,6 +72,17 @@ async def test_a_group_reads_commits_and_goes_on(cluster: LiveCluster) -> None:
         await consumer.poll(0.1)
 
 
+async def test_polls_without_a_wait_let_fetching_go_on(cluster: LiveCluster) -> None:
+    await cluster.create_topic("eager", 1)
+    await write(cluster, "eager", 1)
+    async with open_consumer(cluster, None) as consumer:
+        until_s = asyncio.get_running_loop().time() + DONE_S
+        await consumer.assign([TopicPartition("eager", 0, 0)])
+        while (record := await consumer.poll(0)) is None:
+            assert asyncio.get_running_loop().time() < until_s
+        assert record.value == 1
+
+
 async def test_two_members_share(cluster: LiveCluster) -> None:
     await cluster.create_topic("pair", 2)
     async with open_consumer(cluster, "pair") as first, open_consumer(cluster, "pair") as second:

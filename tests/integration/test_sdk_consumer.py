@@ -320,6 +320,16 @@ def test_an_idle_consumer_of_many_partitions_sends_few_requests(cluster: LiveClu
         assert sent <= 4 + 3  # one a second, and one that may begin at each of three leaders
 
 
+def test_a_queue_with_room_for_one_page_holds_up_nothing(cluster: LiveCluster) -> None:
+    """Fetching goes on whenever a page was handed out, for each of more partitions than fit."""
+    create(cluster, "narrow", 4, 300)
+    limits = {"queued_max_bytes": 2_048, "max_partition_fetch_bytes": 2_048}
+    with open_consumer(cluster, **limits) as consumer:
+        consumer.assign([TopicPartition("narrow", partition, 0) for partition in range(4)])
+        found = read(consumer, 1_200)
+        assert len({(one.partition, one.offset) for one in found}) == 1_200
+
+
 def test_without_a_group_commits_are_refused(cluster: LiveCluster) -> None:
     with open_consumer(cluster) as consumer:
         with pytest.raises(ConfigError, match="group_id"):

@@ -141,12 +141,15 @@ def test_queued_bytes_stay_within_their_limit(steps: Iterable[tuple[int, bool]])
         assert all(one.queued_bytes <= PAGES_PER_PARTITION * PAGE_BYTES for one in world.states)
 
 
-def test_room_reserved_for_another_request_is_not_given_twice() -> None:
-    world = World(queued=2 * PAGE_BYTES)
-    world.positions.reserved["http://other"] = PAGE_BYTES + 1
-    assert world.positions.plan(ANY_BROKER, 0.0) is None
-    del world.positions.reserved["http://other"]
-    assert world.plan().max_bytes == PAGE_BYTES
+def test_room_reserved_for_a_waiting_request_leaves_one_page_for_another_broker() -> None:
+    """It is not given twice, but holds up no other broker's partitions either."""
+    world = World(queued=10 * PAGE_BYTES)
+    world.positions.reserved["http://other"] = 10 * PAGE_BYTES
+    plan = world.plan()
+    assert plan.max_bytes == PAGE_BYTES
+    assert not world.positions.is_full
+    world.positions.reserved.clear()
+    assert world.plan().max_bytes == 5 * PAGE_BYTES
 
 
 def test_a_paused_partition_is_neither_fetched_nor_returned() -> None:

@@ -94,7 +94,10 @@ class AsyncConsumer(ConsumerBase[K, V]):
                     self._last = record
                     return record
             self._is_taking = is_short = False
-            return await self._do(self._poll_steps(timeout))
+            found = await self._do(self._poll_steps(timeout))
+            if found is None:
+                await asyncio.sleep(0)  # a loop of polls without a wait must let fetching go on
+            return found
         except BaseException:
             self._undo_call(before if is_short else None)
             raise
@@ -120,7 +123,10 @@ class AsyncConsumer(ConsumerBase[K, V]):
                     self._last, self._last_batch = records[-1], tuple(records)
                     return records
             self._is_taking = is_short = False
-            return await self._do(self._consume_steps(num_messages, timeout))
+            found = await self._do(self._consume_steps(num_messages, timeout))
+            if not found:
+                await asyncio.sleep(0)
+            return found
         except BaseException:
             self._undo_call(before if is_short else None)
             raise

@@ -322,7 +322,8 @@ class ConsumerBase(Generic[K, V]):
                 if taken is None:
                     return False
                 self._open_page(*taken)
-                self._work.refresh()  # there is room again
+                if self._work.positions.is_full:  # there is room again
+                    self._work.refresh()
                 record = next(self._records, None)
                 if record is not None:
                     self._records = itertools.chain((record,), self._records)

@@ -74,7 +74,8 @@ class ConsumerConfig(CommonConfig):
     max_partition_fetch_bytes: int = integer(1_048_576, BYTES_LEAST, POLL_BYTES_MAX)
     """Most bytes of one partition in an answer; a longer first record comes whole."""
     queued_max_bytes: int = integer(67_108_864, BYTES_LEAST, BYTES_MAX)
-    """Most bytes of all pages that were fetched and not yet returned."""
+    """Most bytes of all pages that were fetched and not yet returned; beyond, each broker may bring
+    one page, as a request that waits must not hold up other brokers'."""
     assignor: str | None = text()
     """``"uniform"`` or ``"range"``; None: the group's default."""
     rack: str | None = text()

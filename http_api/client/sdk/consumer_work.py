@@ -220,6 +220,7 @@ class ConsumerWork:
         if self.shell.is_stopping:
             return
         now_s = self.shell.now_s()
+        self.positions.is_full = False
         if self.positions.unresolved(now_s):
             self._start(START_WORK, self._find_starts)
         wanted = self.positions.leaders()

@@ -164,6 +164,8 @@ class ReadPositions:
         self._report = report
         self.reserved: dict[str, int] = {}
         """Bytes that the request under way at each broker may bring."""
+        self.is_full = False
+        """True if a partition was not fetched for want of room, since the last look at all."""
         self._answers = 0
         self._turn: deque[PartitionState] = deque()
         """Partitions with queued pages, in the order in which they are handed out."""
@@ -217,14 +219,18 @@ class ReadPositions:
     def plan(self, broker: str, now_s: float) -> FetchPlan | float | None:
         """Return what to fetch from a broker; seconds until something may be; None: not now."""
         room = self._queued_max_bytes - self.queued_bytes
-        room -= sum(size for url, size in self.reserved.items() if url != broker)
         most = self._max_partition_bytes
         if room < most:
+            self.is_full = True
             return None
+        room -= sum(size for url, size in self.reserved.items() if url != broker)
         states: list[PartitionState] = []
         wait_s: float | None = None
         for state in self._wanted():
-            if state.leader_url != broker or state.queued_bytes >= PAGES_PER_PARTITION * most:
+            if state.leader_url != broker:
+                continue
+            if state.queued_bytes >= PAGES_PER_PARTITION * most:
+                self.is_full = True
                 continue
             if state.retry_s > now_s:
                 later_s = state.retry_s - now_s
