@@ -190,15 +190,14 @@ def plain(offset: int) -> Record[Any, Any]:
 def test_parts_come_as_one_record_at_the_last_parts_offset() -> None:
     of = [b"ab", b"cd", b"e"]
     joiner = PartJoiner()
-    assert joiner.first_part([plain(3), part(4, "a", 1, of)]) == 4
     found = joiner.join([plain(3), part(4, "a", 1, of), part(5, "a", 2, of)])
     assert found == [plain(3)]
-    assert joiner.hold == 4
+    assert [joiner.first_needed(at) for at in (4, 5, 9)] == [4, 4, 4]
     assert joiner.join([part(5, "a", 2, of)]) == []  # the same part again
     (whole,) = joiner.join([part(6, "a", 3, of)])
     assert (whole.offset, whole.value, whole.key) == (6, b"abcde", "k")
     assert whole.headers == [("own", b"x")]
-    assert joiner.hold is None
+    assert [joiner.first_needed(at) for at in (4, 5, 6, 7)] == [4, 4, 4, 7]
 
 
 def test_a_wrong_checksum_and_a_value_given_up_are_unreadable() -> None:
@@ -209,7 +208,7 @@ def test_a_wrong_checksum_and_a_value_given_up_are_unreadable() -> None:
     assert broken.unreadable == ("value",)
     found = joiner.join([part(at, f"id{at}", 1, of) for at in range(10, 11 + UNFINISHED_MAX)])
     assert [(one.value, one.unreadable) for one in found] == [(b"ab", ("value",))]
-    assert joiner.hold == 11
+    assert joiner.first_needed(100) == 11
 
 
 def test_a_deserializer_gets_the_whole_value() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from http_api.client.client_errors import ApiError, LogTruncatedError, OffsetOutOfRangeError
 from http_api.client.polling import PolledPage, PollRefusal
+from http_api.client.sdk.part_joining import PartJoiner
 from http_api.client.sdk.positions import (
     ANY_BROKER,
     PAGES_PER_PARTITION,
@@ -19,7 +20,7 @@ from http_api.client.sdk.positions import (
     PartitionState,
     ReadPositions,
 )
-from http_api.client.sdk.record_types import OFFSET_BEGINNING, OFFSET_END
+from http_api.client.sdk.record_types import OFFSET_BEGINNING, OFFSET_END, Record
 
 PAGE_BYTES = 1_000
 URL = "http://leader"
@@ -268,7 +269,9 @@ def test_a_commit_names_what_changed_and_stops_before_unfinished_values() -> Non
     world = World(partitions=3)
     first, second, third = world.states
     first.position, first.committed = LogPosition(5, 1), LogPosition(5, 1)
-    second.position, second.hold = LogPosition(9, 1), 7
+    headers: list[tuple[str, bytes | None]] = [("ql-part-id", b"a"), ("ql-part", b"1/2")]
+    second.position, second.joiner = LogPosition(9, 1), PartJoiner()
+    second.joiner.join([Record("t", 1, 7, 0, "append", headers, None, b"x", 1)])
     third.position, third.stored = LogPosition(4, 1), LogPosition(2)
     found = world.positions.to_commit(stored_only=False)
     assert found == {("t", 1): LogPosition(7), ("t", 2): LogPosition(4, 1)}

@@ -22,6 +22,7 @@ from http_api.client.polling import PolledPage, PollRefusal
 from http_api.client.sdk.commits import Offsets
 from http_api.client.sdk.consumer import Consumer
 from http_api.client.sdk.consumer_work import ConsumerWork
+from http_api.client.sdk.part_joining import UNFINISHED_MAX
 from http_api.client.sdk.positions import ANY_BROKER, FetchPlan, LogPosition, PartitionState
 from http_api.client.sdk.record_types import Record, TopicPartition
 from http_api.client.sdk.steps import BlockingShell, Steps
@@ -387,12 +388,20 @@ def write_parts(consumer: FedConsumer, *between: Any) -> None:
     """Write a value of two parts, with records between them, and one behind."""
     inner = [(0, value) for value in between or ("between",)]
     for number, value in ((1, "one"), *inner, (2, "two"), (0, "behind")):
-        headers = {"ql-part-id": "id", "ql-part": f"{number}/2", "ql-part-format": "string"}
-        rows = [
-            {"key": name, "value": base64.b64encode(text.encode()).decode()}
-            for name, text in headers.items()
-        ]
-        consumer.write(value, **({"headers": rows} if number else {}))
+        if number:
+            write_part(consumer, value, number)
+        else:
+            consumer.write(value)
+
+
+def write_part(consumer: FedConsumer, value: str, number: int, name: str = "id") -> None:
+    """Write one of two parts."""
+    headers = {"ql-part-id": name, "ql-part": f"{number}/2", "ql-part-format": "string"}
+    rows = [
+        {"key": key, "value": base64.b64encode(text.encode()).decode()}
+        for key, text in headers.items()
+    ]
+    consumer.write(value, headers=rows)
 
 
 WHOLE = ["between", "onetwo", "behind"]
@@ -516,3 +525,106 @@ def test_a_stored_offset_does_not_undo_a_later_commit(commits: Commits) -> None:
         consumer.store_offsets(consumer.poll(0.0))
         consumer.commit(consumer.poll(0.0))
     assert commits == [2]
+
+
+def test_a_value_that_was_returned_is_returned_again_by_a_seek_to_it(consumer: FedConsumer) -> None:
+    """A program that could not process it seeks back to its offset, that of the last part."""
+    write_parts(consumer)
+    assert consumer.values() == WHOLE
+    for offset in (2, 1, 0, 2):
+        consumer.seek(AT, offset)
+        assert consumer.values() == WHOLE[max(offset - 1, 0) :]
+    consumer.seek(AT, 2)
+    consumer.commit()
+    consumer.pause([AT])
+    consumer.resume([AT])
+    assert consumer.values() == WHOLE[1:]
+
+
+def test_an_exception_at_a_split_value_commits_before_its_first_part(commits: Commits) -> None:
+    """The parts came in several pages, and the value in one call with later records."""
+    with pytest.raises(ValueError, match="program"), opened() as consumer:  # noqa: PT012
+        write_parts(consumer)
+        for _ in range(4):
+            consumer.fetch(1)
+        consumer.poll(0.0)
+        assert len(consumer.consume(5, 0.0)) == 2
+        msg = "the program's"
+        raise ValueError(msg)
+    assert commits == [0]
+
+
+def test_late_commits_between_parts_and_early_ones_behind_them(commits: Commits) -> None:
+    """A record between the parts is committed when all is read, one behind while a page lasts."""
+    for most in (1, 100):
+        commits.clear()
+        with opened(enable_auto_commit=False) as consumer:
+            write_parts(consumer)
+            consumer.write("more")
+            for _ in range(5 if most == 1 else 1):
+                consumer.fetch(most)
+            between, whole, behind = (consumer.poll(0.0) for _ in range(3))
+            consumer.commit(between)
+            consumer.commit(offsets=[TopicPartition("t", 0, 2)])
+            consumer.commit(whole)
+            consumer.commit(behind)
+        assert commits == [0, 0, 3, 4]
+
+
+def test_parts_without_their_first_one_hold_up_no_commit(commits: Commits) -> None:
+    """The value began before the offset that the program chose, and is left out."""
+    with opened() as consumer:
+        write_parts(consumer)
+        consumer.assign([TopicPartition("t", 0, 2), TopicPartition("t", 1, 0)])
+        assert consumer.values() == ["behind"]
+    assert commits[-1] == 4
+
+
+def test_a_value_that_was_given_up_is_told_again_after_a_pause(consumer: FedConsumer) -> None:
+    """Until a seek goes on behind the record at which it was given up."""
+    for number in range(UNFINISHED_MAX + 1):
+        write_part(consumer, f"part of {number}", 1, f"id{number}")
+    consumer.write("behind")
+    consumer.fetch()
+    for _ in range(2):
+        with pytest.raises(UnreadableRecordError, match=f"at {UNFINISHED_MAX} "):
+            consumer.values()
+        consumer.pause([AT])
+        consumer.resume([AT])
+        consumer.seek(AT, UNFINISHED_MAX)
+    consumer.seek(AT, UNFINISHED_MAX + 1)
+    assert consumer.values() == ["behind"]
+    consumer.commit()
+    assert consumer.offset() == UNFINISHED_MAX + 2
+
+
+def test_an_own_commit_under_way_is_not_undone_by_an_exception(
+    commits: Commits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An asynchronous one has no answer yet."""
+
+    def drain(*_: object) -> Steps[None]:
+        yield from ()
+
+    monkeypatch.setattr(ConsumerWork, "drain_commits", drain)
+    with pytest.raises(ValueError, match="program"), opened() as consumer:  # noqa: PT012
+        consumer.write("a", "b", "c")
+        consumer.fetch()
+        consumer.poll(0.0)
+        consumer.commit(consumer.poll(0.0), asynchronous=True)
+        msg = "the program's"
+        raise ValueError(msg)
+    assert commits == [2]
+
+
+@pytest.mark.parametrize("deserializer", [None, bytes, "bytes"])
+def test_a_value_deeper_than_the_decoders_stack_is_unreadable(
+    commits: Commits, deserializer: Any
+) -> None:
+    """It fails by itself, and not the page."""
+    with opened(value_deserializer=deserializer) as consumer:
+        consumer.write(b'"a"', b"[" * 1_500 + b"]" * 1_500, b'"b"')
+        with pytest.raises(UnreadableRecordError) as caught:
+            consumer.values()
+        consumer.seek(caught.value.next)
+        assert consumer.values() == ["b" if deserializer is None else b'"b"']

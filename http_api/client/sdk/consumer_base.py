@@ -160,7 +160,6 @@ class ConsumerBase(Generic[K, V]):
         self._user: object = None
         self._depth = 0
         self._callbacks: dict[str, RebalanceCallback | None] = {}
-        self._joiners: dict[Place, PartJoiner] = {}
         self._decoder = PageDecoder(
             config.key_deserializer,
             config.value_deserializer,
@@ -269,10 +268,7 @@ class ConsumerBase(Generic[K, V]):
         if state.version == page.version:
             if state.position is None or page.end.offset >= state.position.offset:
                 self._move(state, page.end)  # else it was read again for its parts
-            joiner = self._joiners.get(state.place)
-            if page.error is None:
-                state.hold = None if joiner is None else joiner.hold
-            else:
+            if page.error is not None:
                 state.error = page.error
         self._page, self._records = None, iter(())
 
@@ -281,11 +277,6 @@ class ConsumerBase(Generic[K, V]):
         self._settle()
         if self._page is not None and self._page.state.place in set(places):
             self._page, self._records = None, iter(())
-
-    def _fetch_again(self, state: PartitionState) -> None:
-        """Read a partition from its position again; parts of an unfinished value, too."""
-        self._joiners.pop(state.place, None)
-        state.rewind()
 
     def _undo_call(self, before: tuple[AnyRecord | None, Sequence[AnyRecord]] | None) -> None:
         """Have what a call took, and could not return, fetched again.
@@ -310,7 +301,7 @@ class ConsumerBase(Generic[K, V]):
         self._page, self._records, self._is_taking = None, iter(()), False
         for state in moved:
             if self._work.positions.states.get(state.place) is state:
-                self._fetch_again(state)
+                state.rewind()
         self._work.refresh()
 
     def _next_page(self) -> bool:
@@ -332,7 +323,7 @@ class ConsumerBase(Generic[K, V]):
         except BaseException:  # such as an interrupt of a deserializer
             self._page, self._records = None, iter(())
             if taken is not None:
-                self._fetch_again(taken[0])
+                taken[0].rewind()
             raise
 
     def _open_page(self, state: PartitionState, page: PolledPage) -> None:
@@ -340,14 +331,13 @@ class ConsumerBase(Generic[K, V]):
         records = decoded.records
         unreadable = bool(decoded.unreadable)
         if self._config.large_messages == "join" and decoded.has_headers:
-            joiner = self._joiners.get(state.place)
-            if joiner is not None or any(is_part(one.headers) for one in records):
-                if joiner is None:
-                    joiner = PartJoiner(self._config.value_deserializer)
-                    self._joiners[state.place] = joiner
-                state.hold = joiner.first_part(records)
-                records = joiner.join(records)
+            if state.joiner is None and any(is_part(one.headers) for one in records):
+                state.joiner = PartJoiner(self._config.value_deserializer)
+            if state.joiner is not None:
+                records = state.joiner.join(records)
                 unreadable = True  # joining may find some
+        if state.joiner is not None:
+            state.joiner.end = max(state.joiner.end, page.next_offset)
         first = state.position.offset if state.position is not None else 0
         if records and records[0].offset < first:  # a batch is fetched whole
             records = [one for one in records if one.offset >= first]
@@ -524,7 +514,6 @@ class ConsumerBase(Generic[K, V]):
         self._drop_page(places)
         for place in places:
             self._work.positions.remove(place)
-            self._joiners.pop(place, None)
 
     # commits
 
@@ -577,6 +566,7 @@ class ConsumerBase(Generic[K, V]):
         if given is None:
             stored_only = not self._config.enable_auto_offset_store
             given = of_positions(self._work.positions.to_commit(stored_only=stored_only))
+        self._work.positions.note_own_commit(given)
         if asynchronous:
             callbacks = [one for one in (callback, self._config.on_commit) if one is not None]
             holds = self._work.membership.holds(given)
@@ -614,13 +604,15 @@ class ConsumerBase(Generic[K, V]):
     def _given_offsets(
         self, record: AnyRecord | None, offsets: Iterable[TopicPartition] | None
     ) -> Offsets | None:
-        """Return what a call names: behind a record, but not behind an unfinished value."""
+        """Return what a call names, but nothing between the parts of a value that ends behind."""
         given = given_offsets(record, offsets)
-        if record is not None and given is not None:
-            state = self._work.positions.states.get((record.topic, record.partition))
-            if state is not None and state.hold is not None and state.hold <= record.offset:
-                held = TopicPartition(record.topic, record.partition, state.hold)
-                return {state.place: held}
+        for place, one in (given or {}).items():
+            state = self._work.positions.states.get(place)
+            if state is None or given is None or one.offset is None:
+                continue
+            first = state.before_parts(LogPosition(one.offset)).offset
+            if first < one.offset:
+                given[place] = TopicPartition(*place, first, metadata=one.metadata)
         return given
 
     def _check_group(self) -> str:
@@ -753,13 +745,7 @@ class ConsumerBase(Generic[K, V]):
         state = self._state(one)
         position, start = _place_of(one, place)
         self._drop_page([state.place])
-        self._joiners.pop(state.place, None)
-        error = state.error
-        following = error.next.offset if isinstance(error, UnreadableRecordError) else None
-        if position is not None and position.offset == following:
-            state.skip(position)
-        else:
-            state.move(position, start)
+        state.move(position, start)
         self._work.refresh()
         self._set_due()
 
@@ -768,7 +754,7 @@ class ConsumerBase(Generic[K, V]):
             state = self._state(one)
             if is_paused and not state.is_paused:
                 self._drop_page([state.place])
-                self._fetch_again(state)  # others get the room
+                state.rewind()  # others get the room
             state.is_paused = is_paused
         self._work.refresh()
 

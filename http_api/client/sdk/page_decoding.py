@@ -30,6 +30,8 @@ _OFFSET: Final = re.compile(rb'\{"offset":(\d+)')
 _JSON_VALUES: Final = re.compile(rb'[^\n]*"value_format":"json"')
 """A page whose first batch has JSON values, or nulls only."""
 _NULL: Final = b"null"
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""Errors of decoders: numbers beyond floats, bytes that are not UTF-8, too great a depth."""
 
 
 class StoredText(NamedTuple):
@@ -72,6 +74,8 @@ class _RawLine(msgspec.Struct, gc=False):
     timestamp: int | None = None
     headers: list[dict[str, str | None]] | None = None
     batch: _PageBatch | None = None
+    is_broken: bool = False
+    """True if the line can't be decoded: its value is all of it."""
 
 
 _decode_lines = msgspec.json.Decoder(_PageLine).decode_lines
@@ -113,7 +117,7 @@ class PageDecoder:
             halves = _decode_formats if self._is_auto else _store_formats
             try:
                 return _decode_whole(topic, partition, body, halves)
-            except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+            except _UNREADABLE:
                 pass  # one line by itself can't be read, or has to be kept as text
         return self._decode_each(topic, partition, body)
 
@@ -133,7 +137,11 @@ class PageDecoder:
             headers = [] if line.headers is None else _headers(line.headers)
             is_piece = self._joins and bool(headers) and is_part(headers)
             by_value = AS_STORED if is_piece else self._value
-            value, value_fails = _half(line.value, batch.value_format, by_value)
+            value, value_fails = (
+                (bytes(line.value), True)
+                if line.is_broken
+                else _half(line.value, batch.value_format, by_value)
+            )
             marks = tuple(
                 name for name, fails in (("key", key_fails), ("value", value_fails)) if fails
             )
@@ -230,19 +238,19 @@ def _store_formats(lines: list[_PageLine], batch: _PageBatch) -> None:
 def _raw_lines(body: bytes) -> list[_RawLine]:
     try:
         return list(_decode_raw_lines(body))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _UNREADABLE:
         return [_raw_line(line) for line in body.split(b"\n") if line]
 
 
 def _raw_line(line: bytes) -> _RawLine:
     try:
         return _decode_raw_line(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _UNREADABLE:
         found = _OFFSET.match(line)
         if found is None:
             msg = f"a line of a page is no record: {line[:100]!r}"
             raise ProtocolError(msg) from None
-        return _RawLine(offset=int(found[1]), value=msgspec.Raw(line))
+        return _RawLine(offset=int(found[1]), value=msgspec.Raw(line), is_broken=True)
 
 
 def _half(
@@ -262,7 +270,7 @@ def _half(
         view = bytes_view(text, format_word)
         if deserializer == AS_STORED:
             return view, False
-    except (msgspec.MsgspecError, ValueError, TypeError):
+    except (*_UNREADABLE, TypeError):
         return text, True
     assert not isinstance(deserializer, str)
     try:

@@ -6,7 +6,10 @@ partition, each with the headers ``ql-part-id``, ``ql-part`` (``3/17``), ``ql-pa
 ``ql-part-format`` names the format of the whole, binary if it is missing.
 
 A `PartJoiner` belongs to one partition. It keeps at most `BYTES_MAX` bytes of at most
-`UNFINISHED_MAX` values; the oldest beyond is given up, and comes as an unreadable record.
+`UNFINISHED_MAX` values; the oldest beyond is given up, and comes as an unreadable record. It also
+remembers where complete values lie, so that a place between the parts of one, or at its last part,
+can be gone back to. Parts of a value that began before all that was read are left out: the parts of
+a value are in order, so its first one never comes.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ PART_CRC32: Final = "ql-part-crc32"
 PART_FORMAT: Final = "ql-part-format"
 BYTES_MAX: Final = 64 << 20
 UNFINISHED_MAX: Final = 16
+SPANS_MAX: Final = 1_000
+"""Most ended values of a partition whose places are known."""
 _OWN: Final = frozenset({PART_ID, PART, PART_BYTES, PART_CRC32, PART_FORMAT})
 
 AnyRecord = Record[Any, Any]
@@ -47,6 +52,11 @@ class _Unfinished:
     parts: dict[int, bytes] = field(default_factory=dict)
     size: int = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """False if its first part lies before all that was read."""
+        return 1 in self.parts
+
 
 class PartJoiner:
     """Unfinished values of one partition, oldest first."""
@@ -54,19 +64,46 @@ class PartJoiner:
     def __init__(self, deserializer: Callable[[bytes], Any] | str | None = None) -> None:
         self._deserializer = deserializer
         self._unfinished: dict[bytes, _Unfinished] = {}
+        self._spans: dict[int, int] = {}
+        """First and last offsets of values that are complete, or were given up."""
+        self.end = 0
+        """Offset behind all that was read."""
 
-    @property
-    def hold(self) -> int | None:
-        """First offset of the oldest unfinished value; None if there is none."""
-        return min((one.first_offset for one in self._unfinished.values()), default=None)
+    def first_needed(self, offset: int) -> int:
+        """Return the place to go on from later, to get all values that end at an offset or behind.
 
-    def first_part(self, records: list[AnyRecord]) -> int | None:
-        """Return the least offset at which a value begins that is unfinished before or in these."""
-        offsets = [one.offset for one in records if is_part(one.headers)]
-        hold = self.hold
-        if hold is not None:
-            offsets.append(hold)
-        return min(offsets, default=None)
+        It lies before the offset if that is behind the first part of such a value.
+        """
+        begun = [
+            one.first_offset
+            for one in self._unfinished.values()
+            if one.has_begun and one.first_offset < offset
+        ]
+        return min((self._begin(offset), *begun))
+
+    def _begin(self, offset: int) -> int:
+        """Return the first part of the ended values around an offset; itself if there are none."""
+        around = (first for first, last in self._spans.items() if first < offset <= last)
+        return min(around, default=offset)
+
+    def restart(self, offset: int) -> int:
+        """Return the place to read from, to get all values that end at an offset or behind.
+
+        What is kept of unfinished values before that place is not read again.
+        """
+        begin = self._begin(offset)
+        if offset > self.end:  # their other parts may lie in between
+            self._unfinished.clear()
+        elif begin < offset:
+            self._unfinished = {
+                name: one for name, one in self._unfinished.items() if one.first_offset < begin
+            }
+        return begin
+
+    def _note(self, first: int, last: int) -> None:
+        self._spans[first] = last
+        if len(self._spans) > SPANS_MAX:
+            del self._spans[next(iter(self._spans))]
 
     def join(self, records: list[AnyRecord]) -> list[AnyRecord]:
         """Return the records with each complete value in place of its last part.
@@ -100,6 +137,7 @@ class PartJoiner:
         if len(one.parts) < total:
             return None
         del self._unfinished[part_id]
+        self._note(one.first_offset, record.offset)
         whole = b"".join(one.parts[at] for at in range(1, total + 1))
         is_whole = headers.get(PART_BYTES) in {None, b"%d" % len(whole)} and _is_crc(
             headers.get(PART_CRC32), whole
@@ -127,11 +165,18 @@ class PartJoiner:
         while len(self._unfinished) > UNFINISHED_MAX or (
             sum(one.size for one in self._unfinished.values()) > BYTES_MAX
         ):
-            oldest = min(self._unfinished, key=lambda one: self._unfinished[one].first_offset)
+            oldest = min(self._unfinished, key=self._age)
             one = self._unfinished.pop(oldest)
+            if not one.has_begun:
+                continue
+            self._note(one.first_offset, record.offset)
             held = b"".join(one.parts[number] for number in sorted(one.parts))
             given_up.append(_as_unreadable(record, held))
         return given_up
+
+    def _age(self, part_id: bytes) -> tuple[bool, int]:
+        one = self._unfinished[part_id]
+        return one.has_begun, one.first_offset
 
 
 def _numbers(text: bytes | None) -> tuple[int, int] | None:

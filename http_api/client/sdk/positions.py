@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -25,6 +25,7 @@ from http_api.client.client_errors import (
     api_error,
 )
 from http_api.client.polling import PolledPage, PollPosition, PollRefusal
+from http_api.client.sdk.part_joining import PartJoiner
 from http_api.client.sdk.record_types import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 
 ANY_BROKER: Final = ""
@@ -68,8 +69,10 @@ class PartitionState:
     stored: LogPosition | None = None
     """Offset that `store_offsets` stored, to be committed."""
     committed: LogPosition | None = None
-    hold: int | None = None
-    """First offset of a split record whose parts are not all here; commits do not pass it."""
+    own_commit: LogPosition | None = None
+    """Offset that the program itself committed last."""
+    joiner: PartJoiner | None = None
+    """Split values whose parts were read; None: none was. Commits do not pass their first parts."""
     leader_url: str = ANY_BROKER
     error: QuorumlogError | None = None
     """Raised from the next poll; reading stops until a seek."""
@@ -96,43 +99,38 @@ class PartitionState:
         self.position, self.start, self.fetched = position, start, position
         self.pages.clear()
         self.queued_bytes = 0
-        self.error, self.hold, self.retry_s = None, None, 0.0
+        self.error, self.retry_s = None, 0.0
         self.version = next(_versions)
+        if position is not None and self.joiner is not None:
+            begin = self.joiner.restart(position.offset)
+            if begin < position.offset:  # records in between were returned before, or skipped
+                self.fetched = LogPosition(begin)
 
     def rewind(self) -> None:
         """Fetch again from the position: drop what is queued, keep what else is known."""
-        hold, error = self.hold, self.error
+        error = self.error
         self.move(self.position, self.start)
         self.error = error
-        self._fetch_parts(hold)
-
-    def skip(self, position: LogPosition) -> None:
-        """Go on behind a record that can't be read, but keep parts of values before it."""
-        hold = self.hold
-        self.move(position)
-        self._fetch_parts(hold)
-
-    def _fetch_parts(self, hold: int | None) -> None:
-        """Fetch from the first part of an unfinished value, which may lie before the position."""
-        self.hold = hold
-        if hold is not None and self.position is not None and hold < self.position.offset:
-            self.fetched = LogPosition(hold)
 
     def take_back(self, offset: int) -> None:
         """Move the position back to a record, unless a seek or a commit is behind that."""
         assert self.position is not None
         position = LogPosition(min(offset, self.position.offset))
-        committed = self.committed
-        if committed is not None and position.offset < committed.offset <= self.position.offset:
-            position = committed
+        own = self.own_commit
+        if own is not None and position.offset < own.offset <= self.position.offset:
+            position = own
         self.position = position
-        self.hold = None if self.hold is None else min(self.hold, position.offset)
 
     def to_commit(self) -> LogPosition | None:
         """Return the position up to which all was returned, before unfinished split records."""
-        if self.position is not None and self.hold is not None:
-            return LogPosition(min(self.hold, self.position.offset))
-        return self.position
+        return None if self.position is None else self.before_parts(self.position)
+
+    def before_parts(self, position: LogPosition) -> LogPosition:
+        """Return a position, or the first part before it of a value that ends behind it."""
+        if self.joiner is None:
+            return position
+        first = self.joiner.first_needed(position.offset)
+        return position if first == position.offset else LogPosition(first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +276,8 @@ class ReadPositions:
         state.leader_url = ANY_BROKER
         is_before = state.position is not None and state.fetched.offset < state.position.offset
         if is_before and not refusal.retriable:
-            state.hold, state.fetched = None, state.position  # the first parts are gone
+            state.joiner = None  # the first parts are gone
+            state.move(state.position)
         elif state.position is None or state.position.offset != state.fetched.offset:
             state.retry_s = now_s + REFUSED_RETRY_S  # what was fetched before is returned first
         elif refusal.retriable:
@@ -302,6 +301,7 @@ class ReadPositions:
         text = f"{state.topic}-{state.partition} at {at.offset}: {refusal.message}"
         error = LogTruncatedError(text, refusal.diverging_offset)
         error.code = refusal.error_code
+        state.joiner = None
         state.move(at)
         if self._reset == "none":
             state.error = error
@@ -318,6 +318,7 @@ class ReadPositions:
         text = f"{state.topic}-{state.partition} at {at.offset}: {refusal.message}"
         error = OffsetOutOfRangeError(text)
         error.code = refusal.error_code
+        state.joiner = None
         state.move(at)
         if self._reset == "none":
             state.error = error
@@ -393,6 +394,12 @@ class ReadPositions:
             if position is not None and position != state.committed:
                 found[place] = position
         return found
+
+    def note_own_commit(self, offsets: Mapping[Place, TopicPartition]) -> None:
+        """Remember what the program commits by a call."""
+        for place, one in offsets.items():
+            if place in self.states and one.offset is not None:
+                self.states[place].own_commit = LogPosition(one.offset, one.leader_epoch)
 
     def receive_commit(self, offsets: dict[Place, LogPosition]) -> None:
         """Remember what was committed."""
