@@ -84,7 +84,7 @@ class AsyncConsumer(ConsumerBase[K, V]):
             WakeupError: `wakeup` was called.
             QuorumlogError: Brokers refuse the credentials or the subscription.
         """
-        before, is_short = (self._last, self._last_batch), True
+        last = self._last
         try:
             now_s = time.monotonic()
             if now_s < self._due_s:
@@ -93,14 +93,10 @@ class AsyncConsumer(ConsumerBase[K, V]):
                     self._polled_s = now_s
                     self._last = record
                     return record
-            self._is_taking = is_short = False
-            found = await self._do(self._poll_steps(timeout))
-            if found is None:
-                await asyncio.sleep(0)  # a loop of polls without a wait must let fetching go on
-            return found
-        except BaseException:
-            self._undo_call(before if is_short else None)
+        except BaseException:  # an interrupt
+            self._undo_short_call(last)
             raise
+        return await self._read(self._poll_steps(timeout))
 
     async def consume(
         self, num_messages: int = 500, timeout: float | None = 1.0
@@ -113,23 +109,31 @@ class AsyncConsumer(ConsumerBase[K, V]):
         if num_messages < 1:
             msg = f"num_messages={num_messages}: expected 1 or more"
             raise ConfigError(msg)
-        before, is_short = (self._last, self._last_batch), True
+        last = self._last
         try:
             now_s = time.monotonic()
             if now_s < self._due_s:
                 records = list(islice(self._records, num_messages))
                 if records:
                     self._polled_s = now_s
-                    self._last, self._last_batch = records[-1], tuple(records)
+                    self._last_batch = (records[0], records[-1])
+                    self._last = records[-1]
                     return records
-            self._is_taking = is_short = False
-            found = await self._do(self._consume_steps(num_messages, timeout))
-            if not found:
-                await asyncio.sleep(0)
-            return found
-        except BaseException:
-            self._undo_call(before if is_short else None)
+        except BaseException:  # an interrupt
+            self._undo_short_call(last)
             raise
+        return await self._read(self._consume_steps(num_messages, timeout))
+
+    async def _read(self, steps: UserSteps[T]) -> T:
+        self._is_taking = False
+        try:
+            found = await self._do(steps)
+            if not found:
+                await asyncio.sleep(0)  # a loop of polls without a wait must let fetching go on
+        except BaseException:
+            self._undo_call()
+            raise
+        return found
 
     def __aiter__(self) -> Self:
         """Iterate over records without end; each step is a `poll` that waits."""

@@ -87,7 +87,7 @@ class Consumer(ConsumerBase[K, V]):
             WakeupError: `wakeup` was called.
             QuorumlogError: Brokers refuse the credentials or the subscription.
         """
-        before, is_short = (self._last, self._last_batch), True
+        last = self._last
         try:
             now_s = time.monotonic()
             if now_s < self._due_s:
@@ -96,13 +96,11 @@ class Consumer(ConsumerBase[K, V]):
                     self._polled_s = now_s
                     self._last = record
                     return record
-            self._is_taking = is_short = False
-            return self._do(self._poll_steps(timeout))
-        except BaseException:
-            if is_short or self._is_taking:  # a forked child must not wait for the lock
-                with self._shell.lock:
-                    self._undo_call(before if is_short else None)
+        except BaseException:  # an interrupt
+            with self._shell.lock:
+                self._undo_short_call(last)
             raise
+        return self._read(self._poll_steps(timeout))
 
     def consume(self, num_messages: int = 500, timeout: float | None = 1.0) -> list[Record[K, V]]:
         """Return up to ``num_messages`` records, as soon as there is one; [] after ``timeout`` s.
@@ -113,21 +111,30 @@ class Consumer(ConsumerBase[K, V]):
         if num_messages < 1:
             msg = f"num_messages={num_messages}: expected 1 or more"
             raise ConfigError(msg)
-        before, is_short = (self._last, self._last_batch), True
+        last = self._last
         try:
             now_s = time.monotonic()
             if now_s < self._due_s:
                 records = list(islice(self._records, num_messages))
                 if records:
                     self._polled_s = now_s
-                    self._last, self._last_batch = records[-1], tuple(records)
+                    self._last_batch = (records[0], records[-1])
+                    self._last = records[-1]
                     return records
-            self._is_taking = is_short = False
-            return self._do(self._consume_steps(num_messages, timeout))
+        except BaseException:  # an interrupt
+            with self._shell.lock:
+                self._undo_short_call(last)
+            raise
+        return self._read(self._consume_steps(num_messages, timeout))
+
+    def _read(self, steps: UserSteps[T]) -> T:
+        self._is_taking = False
+        try:
+            return self._do(steps)
         except BaseException:
-            if is_short or self._is_taking:  # a forked child must not wait for the lock
+            if self._is_taking:  # a forked child must not wait for the lock
                 with self._shell.lock:
-                    self._undo_call(before if is_short else None)
+                    self._undo_call()
             raise
 
     def __iter__(self) -> Self:

@@ -138,7 +138,8 @@ class ConsumerBase(Generic[K, V]):
         self._last: AnyRecord | None = None
         """The record that was returned last; None: none since the last long way."""
         self._last_batch: Sequence[AnyRecord] = ()
-        """Records that the last `consume` returned, if ``_last`` is among them."""
+        """Records that the last `consume` returned, or the first and last of one page, if ``_last``
+        ends them."""
         self._is_taking = False
         """True while the present call may have taken records that it has not returned yet."""
         self._call_from: dict[PartitionState, LogPosition | None] = {}
@@ -278,24 +279,22 @@ class ConsumerBase(Generic[K, V]):
         if self._page is not None and self._page.state.place in set(places):
             self._page, self._records = None, iter(())
 
-    def _undo_call(self, before: tuple[AnyRecord | None, Sequence[AnyRecord]] | None) -> None:
-        """Have what a call took, and could not return, fetched again.
+    def _undo_short_call(self, last: AnyRecord | None) -> None:
+        """Have what a call took of the present page, behind the ``last`` one, fetched again."""
+        self._last = last
+        self._settle()
+        self._call_from.clear()
+        self._is_taking = True
+        self._undo_call()
 
-        Args:
-            before: The last records returned before a call that took records of the present page
-                only; None: it went the long way.
-        """
-        if before is not None:
-            self._last, self._last_batch = before
-            self._call_from.clear()
-            self._settle()
-        elif not self._is_taking:
+    def _undo_call(self) -> None:
+        """Have what a call took, and could not return, fetched again."""
+        if not self._is_taking:
             return
-        else:
-            self._last, self._last_batch = None, ()
-            for state, position in self._call_from.items():
-                state.position, state.error = position, None
-        moved = set() if before is not None else set(self._call_from)
+        self._last, self._last_batch = None, ()
+        for state, position in self._call_from.items():
+            state.position, state.error = position, None
+        moved = set(self._call_from)
         if self._page is not None:
             moved.add(self._page.state)
         self._page, self._records, self._is_taking = None, iter(()), False
