@@ -187,7 +187,7 @@ async def test_serializers_and_deserializers(cluster: LiveCluster) -> None:
 
 
 async def test_a_partitioner_of_the_program_decides(cluster: LiveCluster) -> None:
-    """It gets the key's bytes and the partitions, and may raise its own errors."""
+    """The partitioner gets the key's bytes and the partitions, and may raise its own errors."""
     await cluster.create_topic("chosen", 3)
     calls: list[tuple[bytes | None, list[int], list[int]]] = []
 

@@ -188,7 +188,7 @@ def test_delivery_reports_come_from_poll_and_flush(servers: str, topic: str) -> 
 
 
 def test_a_callback_that_raises_stops_poll_and_loses_no_report(servers: str, topic: str) -> None:
-    """What a callback raises comes out of `flush`; the reports behind it come in the next call."""
+    """The exception comes out of `flush`; the reports behind it come in the next call."""
     seen: list[int | None] = []
 
     def report(_: KafkaError | None, message: Message) -> None:

@@ -163,7 +163,7 @@ async def test_a_member_prints_what_a_reader_by_offset_prints(cluster: LiveClust
 async def test_a_record_that_is_no_json_ends_the_member_behind_those_before(
     cluster: LiveCluster,
 ) -> None:
-    """They are printed and committed; with --binary the group goes on at the record itself."""
+    """Records before it are committed; with --binary the group goes on at the record itself."""
     await cluster.create_topic("odd", 1)
     with Producer(urls(cluster)) as producer:
         for value in (1, b"\xff\x00", 2):

@@ -23,15 +23,19 @@ from typing import Any
 
 import pytest
 
+from tests.integration.test_delivery_modes import (
+    EXAMPLES,
+    PARTITIONS,
+    SESSION_MS,
+    until_committed,
+)
+from tests.integration.test_group_coordinator_kills import coordinator_of
 from tests.support.live_cluster import LiveCluster, running
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTITIONS = 3
-SESSION_MS = 1_500
-"""How long the others wait for a dead member's partitions."""
 DONE_S = 40.0
 LINE = re.compile(r"(\d+) (\d+) ")
-EXAMPLES = {
+MODES = {
     "least": "at_least_once.py",
     "most": "at_most_once.py",
     "exact": "exactly_once_sqlite.py",
@@ -73,7 +77,7 @@ class Programs:
         self.lives: Counter[str] = Counter()
         self.urls = ",".join(broker.url for broker in cluster.brokers)
         self.running: dict[str, subprocess.Popen[str]] = {}
-        for name in ("writer", *EXAMPLES):
+        for name in ("writer", *MODES):
             self.start(name)
 
     def start(self, name: str) -> None:
@@ -83,7 +87,7 @@ class Programs:
             arguments = ["-c", WRITER, self.urls, self.topic, ledger, life]
         else:
             out = self.directory / ("exact.db" if name == "exact" else self.out(name))
-            arguments = [str(ROOT / "docs" / "examples" / EXAMPLES[name]), "--url", self.urls]
+            arguments = [str(EXAMPLES / MODES[name]), "--url", self.urls]
             arguments += ["--topic", self.topic, "--group", self.group(name), "--out", str(out)]
             arguments += ["--batch-records", "20", "--session-ms", str(SESSION_MS)]
         self.running[name] = subprocess.Popen(
@@ -119,7 +123,7 @@ class Programs:
             process.communicate()
 
     def used(self, name: str) -> Counter[tuple[int, int]]:
-        """How often each record was used; the last line of a killed life may be cut."""
+        """Return the number of uses of each record; a killed life's last line may be cut."""
         found: Counter[tuple[int, int]] = Counter()
         for path in self.directory.glob(f"{name}-*.txt"):
             for line in path.read_text().splitlines():
@@ -143,7 +147,7 @@ async def story(cluster: LiveCluster, seed: int, kills: int, directory: Path) ->
     try:
         for _ in range(kills):
             if not victims:
-                victims = ["writer", *EXAMPLES, "leader", "coordinator"]
+                victims = ["writer", *MODES, "leader", "coordinator"]
                 random.shuffle(victims)
             await asyncio.sleep(0.3 + random.random() * 0.7)
             victim = victims.pop()
@@ -157,7 +161,7 @@ async def story(cluster: LiveCluster, seed: int, kills: int, directory: Path) ->
         for name in ("least", "most"):
             await until_committed(cluster, programs.group(name))
         await cluster.until(lambda: len(programs.rows()) >= len(log), "all rows", DONE_S)
-        for name in EXAMPLES:
+        for name in MODES:
             programs.finish(name)
     finally:
         programs.kill_all()
@@ -171,26 +175,10 @@ async def kill_broker(
     if victim == "leader":
         broker = await cluster.leader(programs.topic, random.randrange(PARTITIONS))
     else:
-        broker = await coordinator(cluster, programs.group(random.choice([*EXAMPLES])))
+        broker = await coordinator_of(cluster, programs.group(random.choice([*MODES])))
     pid = await cluster.kill(f"broker-{broker}")
     await cluster.wait_restarted(f"broker-{broker}", pid)
     await cluster.wait_healthy(programs.topic, PARTITIONS)
-
-
-async def coordinator(cluster: LiveCluster, group: str) -> int:
-    """The broker that coordinates a group, once there is one."""
-    now = cluster.read()
-    url = f"{now.brokers[0].url}/v3/clusters/{now.cluster_id}/consumer-groups/{group}"
-    found: list[int] = []
-
-    async def is_known() -> bool:
-        answer = await cluster.ask("GET", url)
-        if answer.status == 200:
-            found.append(int(answer.body["coordinator"]["related"].rsplit("/", 1)[1]))
-        return bool(found)
-
-    await cluster.until(is_known, f"{group} has a coordinator")
-    return found[0]
 
 
 def judge(programs: Programs, log: dict[tuple[int, int], Any]) -> None:
@@ -216,17 +204,6 @@ async def everything(cluster: LiveCluster, topic: str) -> dict[tuple[int, int], 
             found |= {(partition, row["offset"]): row["value"] for row in rows}
             offset = rows[-1]["offset"] + 1
     return found
-
-
-async def until_committed(cluster: LiveCluster, group: str) -> None:
-    now = cluster.read()
-    url = f"{now.brokers[1].url}/v3/clusters/{now.cluster_id}/consumer-groups/{group}/offsets"
-
-    async def caught_up() -> bool:
-        rows = (await cluster.ask("GET", url)).body["data"]
-        return [row["lag"] for row in rows] == [0] * PARTITIONS
-
-    await cluster.until(caught_up, f"{group} has committed everything", DONE_S)
 
 
 async def test_each_delivery_mode_keeps_its_promise_while_all_is_killed(

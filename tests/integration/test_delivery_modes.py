@@ -26,7 +26,7 @@ RECORDS = 600
 BATCH_RECORDS = 20
 """A tenth of what a partition holds: a kill comes amid many commits."""
 SESSION_MS = 1_500
-"""How long the others wait for a dead member's partitions."""
+"""Time for which the others wait for a dead member's partitions."""
 DONE_S = 30.0
 
 KILLED_AT = """

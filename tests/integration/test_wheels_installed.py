@@ -140,7 +140,7 @@ async def write_compressed(cluster: LiveCluster, topic: str) -> None:
 def test_the_clients_wheel_alone_writes_and_reads(
     dist: Path, cluster: LiveCluster, tmp_path: Path
 ) -> None:
-    """It needs three packages; a topic that is stored compressed is read without zstandard."""
+    """Three packages suffice; a topic that is stored compressed is read without zstandard."""
     made = Environment(tmp_path)
     (wheel,) = dist.glob("quorumlog_client-*.whl")
     made.install(str(wheel), "orjson", "msgspec", "typing-extensions")
@@ -165,7 +165,7 @@ def test_spark_reads_with_the_clients_wheel(
 
 @pytest.mark.slow
 def test_the_servers_wheel_is_installed_beside_the_clients(dist: Path, tmp_path: Path) -> None:
-    """It needs the other, and neither loses a file to the other, installed or removed."""
+    """The server's needs the client's; neither loses a file to the other, installed or removed."""
     made = Environment(tmp_path)
     (client,) = dist.glob("quorumlog_client-*.whl")
     (server,) = dist.glob("quorumlog-*.whl")

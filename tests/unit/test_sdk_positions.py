@@ -143,7 +143,7 @@ def test_queued_bytes_stay_within_their_limit(steps: Iterable[tuple[int, bool]])
 
 
 def test_room_reserved_for_a_waiting_request_leaves_one_page_for_another_broker() -> None:
-    """It is not given twice, but holds up no other broker's partitions either."""
+    """Room is not given twice, but a wait holds up no other broker's partitions either."""
     world = World(queued=10 * PAGE_BYTES)
     world.positions.reserved["http://other"] = 10 * PAGE_BYTES
     plan = world.plan()

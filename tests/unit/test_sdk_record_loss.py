@@ -230,7 +230,7 @@ class Interrupter:
 def test_an_interrupt_in_a_deserializer_loses_no_record(
     commits: Commits, at: bytes, most: int
 ) -> None:
-    """What was collected, and what was not decoded yet, comes from the next calls."""
+    """Records that were collected, or not decoded yet, come from the next calls."""
     with opened(value_deserializer=Interrupter(at)) as consumer:
         consumer.write(1, 2, 3, 4)
         consumer.fetch(2)
@@ -621,7 +621,7 @@ def test_an_own_commit_under_way_is_not_undone_by_an_exception(
 def test_a_value_deeper_than_the_decoders_stack_is_unreadable(
     commits: Commits, deserializer: Any
 ) -> None:
-    """It fails by itself, and not the page."""
+    """The value fails by itself, and not the page."""
     with opened(value_deserializer=deserializer) as consumer:
         consumer.write(b'"a"', b"[" * 1_500 + b"]" * 1_500, b'"b"')
         with pytest.raises(UnreadableRecordError) as caught:
