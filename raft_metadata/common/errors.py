@@ -59,6 +59,7 @@ class ErrorCode(Enum):
     OUT_OF_ORDER_SEQUENCE_NUMBER = (45, False, "the sequence is not the one behind the last")
     DUPLICATE_SEQUENCE_NUMBER = (46, False, "the sequence is older than what is remembered")
     INVALID_PRODUCER_EPOCH = (47, False, "the producer wrote with a newer epoch already")
+    CONCURRENT_TRANSACTIONS = (51, True, "the id's last decision is not complete yet")
     KAFKA_STORAGE_ERROR = (56, True, "the log directory is offline")
     GROUP_ID_NOT_FOUND = (69, False, "the group does not exist")
     FENCED_LEADER_EPOCH = (74, True, "the leader epoch is older than the present one")
@@ -71,6 +72,8 @@ class ErrorCode(Enum):
     ELIGIBLE_LEADERS_NOT_AVAILABLE = (83, True, "no eligible leader is alive")
     NO_REASSIGNMENT_IN_PROGRESS = (85, False, "the partition is not being reassigned")
     INVALID_RECORD = (87, False, "the record is refused by its topic's configuration")
+    THROTTLING_QUOTA_EXCEEDED = (89, True, "a named limit is reached")
+    PRODUCER_FENCED = (90, False, "a newer producer has this transactional id")
     INVALID_UPDATE_VERSION = (95, True, "the partition epoch is not the present one")
     UNKNOWN_TOPIC_ID = (100, True, "this cluster does not hold this topic id")
     DUPLICATE_BROKER_REGISTRATION = (
@@ -81,6 +84,7 @@ class ErrorCode(Enum):
     BROKER_ID_NOT_REGISTERED = (102, True, "the broker id is not registered")
     INCONSISTENT_TOPIC_ID = (103, False, "the topic id does not belong to this topic name")
     INCONSISTENT_CLUSTER_ID = (104, False, "the node belongs to another cluster")
+    TRANSACTIONAL_ID_NOT_FOUND = (105, False, "there is no such transaction")
     INELIGIBLE_REPLICA = (107, True, "a proposed in-sync replica is not eligible")
     NEW_LEADER_ELECTED = (108, True, "the change was made and another leader elected")
     FENCED_MEMBER_EPOCH = (110, False, "the member epoch is not the present one")
@@ -98,6 +102,11 @@ class ErrorCode(Enum):
     GROUP_HELD = (10011, False, "a record of the group can't be decoded: it needs a repair")
     LOG_TRUNCATED = (10020, False, "the log does not hold what was read before this position")
     TOPIC_CHANGED = (10021, False, "another topic has this name now")
+    TRANSACTION_CONFLICT = (10030, False, "the position was decided with another content")
+    STAGE_INCOMPLETE = (10031, False, "staged chunks or rows are missing")
+    TRANSACTION_ABORTED = (10032, False, "the position was aborted")
+    TRANSACTION_SUPERSEDED = (10033, False, "a newer position of the id was decided")
+    OFFSET_NOT_EXPECTED = (10034, False, "the committed offset is not the expected one")
 
     def __init__(self, number: int, retriable: bool, message: str) -> None:  # noqa: FBT001 enum row
         self.number = number
