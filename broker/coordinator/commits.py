@@ -24,7 +24,7 @@ from broker.coordinator.group_state import (
     ends_seek,
     is_present,
 )
-from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, OffsetValue, SeekKey
+from broker.coordinator.records import InstanceKey, OffsetKey, OffsetValue, SeekKey, ShardRecord
 from broker.log.leader_epoch_cache import NO_EPOCH
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, TopicPartition
@@ -332,8 +332,8 @@ def _record(
         seek = (
             None if reader is None else reader.seeks.get(TopicPartition(one.topic, one.partition))
         )
-        state.apply(GroupRecord(OffsetKey(group.name, one.topic, one.partition), value))
+        state.apply(ShardRecord(OffsetKey(group.name, one.topic, one.partition), value))
         if instance is not None and seek is not None and ends_seek(value, seek):
             # A record of its own: a later commit may replace this one in the compacted log.
-            state.apply(GroupRecord(SeekKey(group.name, instance, one.topic, one.partition), None))
+            state.apply(ShardRecord(SeekKey(group.name, instance, one.topic, one.partition), None))
         drop_passed(state, group, TopicPartition(one.topic, one.partition), one.offset)

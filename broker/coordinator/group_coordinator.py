@@ -79,7 +79,8 @@ from broker.coordinator.member_requests import MemberRequests
 from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.reader import DataReader, InstanceReader, Proof
 from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
-from broker.coordinator.shard import OffsetsRetention, Shard, ShardLog
+from broker.coordinator.runtime import ShardLog
+from broker.coordinator.shard import OffsetsRetention, Shard
 from broker.coordinator.target_worker import TargetWorker
 from broker.coordinator.targets import TargetInput, Targets
 from broker.coordinator.troubles import ShardTroubles, loading_troubles, shard_troubles
@@ -779,7 +780,7 @@ class GroupCoordinator:
             shard.check_leads()
             return
         try:
-            await shard.probe()
+            await shard.prove_by_append()
         except KafkaError as error:
             text = f"this broker can't prove that it leads: {error.message}"
             raise KafkaError(ErrorCode.NOT_COORDINATOR, text) from None
