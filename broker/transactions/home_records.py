@@ -265,6 +265,11 @@ def decode_target_rows(text: bytes) -> TargetRows:
     return _rows_of(msgspec.json.decode(text, type=_InlineText))
 
 
+def decode_rows_array(text: bytes) -> tuple[TargetRows, ...]:
+    """Return the rows of a JSON array of `encode_target_rows`; raise `ValueError` if malformed."""
+    return tuple(map(_rows_of, _decode_inline(text)))
+
+
 def _rows_of(found: _InlineText) -> TargetRows:
     return TargetRows(
         topic_id=found.topic_id,
