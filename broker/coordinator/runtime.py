@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from broker.coordinator.records import (
+    ProbeKey,
+    ProbeValue,
     ShardRecord,
     UndecodableRecord,
     UndecodableRecords,
@@ -140,6 +142,10 @@ class ShardRuntime(ABC, Generic[S]):
         self._gathering: _Batch | None = None
         self._writing: _Batch | None = None
         self._wake_writer = asyncio.Event()
+        self.on_loaded: Callable[[], None] = _nothing
+        """Called in the turn of a load; all that was found is committed then (rule G1)."""
+        self.on_committed: Callable[[Sequence[ShardRecord]], None] = _nothing
+        """Called with the records of decisions, in order, once they are committed."""
 
     # ---- the state's own part
 
@@ -242,11 +248,11 @@ class ShardRuntime(ABC, Generic[S]):
         except KafkaError as error:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
 
-    async def probe(self, record: ShardRecord) -> None:
+    async def probe(self) -> None:
         """Commit an append that begins now; no in-sync replica has a newer epoch then (G3)."""
         self.state()
         if self._gathering is None:
-            self.decide(lambda state: state.apply(record))
+            self.decide(lambda state: state.apply(ShardRecord(ProbeKey(), ProbeValue())))
         await self.settled()
 
     # ---- life
@@ -312,6 +318,7 @@ class ShardRuntime(ABC, Generic[S]):
         self._state, self._is_loaded = state, True
         if not self._loaded(state, list(undecodable.by_key.values())):
             return False
+        self.on_loaded()
         _log.info(
             "%s loaded partition=%d leader_epoch=%d entries=%d %s ms=%d",
             self.name, self.partition, self.epoch, end, self._described(state),
@@ -335,9 +342,14 @@ class ShardRuntime(ABC, Generic[S]):
             self._drop(KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
             batch.fail(_failed(error))
         else:
+            self.on_committed([entry for decision in batch.decisions for entry in decision])
             batch.done.set()
         finally:
             self._writing = None
+
+
+def _nothing(*_: object) -> None:
+    """Take no notice."""
 
 
 def _failed(error: KafkaError) -> KafkaError:

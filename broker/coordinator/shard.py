@@ -22,8 +22,6 @@ from broker.coordinator.rebalance import drop_deleted_topics, is_concerned, reta
 from broker.coordinator.records import (
     InstanceKey,
     OffsetKey,
-    ProbeKey,
-    ProbeValue,
     ShardRecord,
     UndecodableRecord,
     partition_of_group,
@@ -111,10 +109,6 @@ class Shard(ShardRuntime[GroupsState]):
             self.wake(group)
         for member in self._state.take_concerned():
             self.wake(member)
-
-    async def prove_by_append(self) -> None:
-        """Commit an append that begins now; no in-sync replica has a newer epoch then (G3)."""
-        await self.probe(ShardRecord(ProbeKey(), ProbeValue()))
 
     # ---- watching a group
 
