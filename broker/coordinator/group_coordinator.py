@@ -83,8 +83,11 @@ from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_
 from broker.coordinator.shard import OffsetsRetention, Shard
 from broker.coordinator.target_worker import TargetWorker
 from broker.coordinator.targets import TargetInput, Targets
+from broker.coordinator.transaction_coordinator import LOGGED_ERRORS
+from broker.coordinator.transaction_offsets import TransactionOffsets
 from broker.coordinator.troubles import ShardTroubles, loading_troubles, shard_troubles
 from broker.log.leader_epoch_cache import NO_EPOCH
+from broker.record.numbering import HomeKind
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -98,6 +101,9 @@ from raft_metadata.common.ids import (
 )
 
 if TYPE_CHECKING:
+    from broker.coordinator.home import Home
+    from broker.coordinator.transaction_coordinator import HomeFactory
+    from broker.transactions.home_messages import HomeRequest
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
@@ -311,6 +317,7 @@ class GroupCoordinator:
         poll_wait_ms_max: int,
         rebalance_timeout_ms: int,
         limits: instances.GroupLimits | None = None,
+        homes: HomeFactory | None = None,
         configs: Callable[[MetadataImage], GroupConfigs] = lambda _: GroupConfigs(),
         is_clock_trusted: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -320,7 +327,9 @@ class GroupCoordinator:
         self._make_log = make_log
         self._rebalance_timeout_ms = rebalance_timeout_ms
         self._limits = limits or instances.GroupLimits()
-        self._shards = LedShards(OFFSETS_TOPIC, leading, self._make_shard)
+        self._shards = LedShards(OFFSETS_TOPIC, leading, self._make_shard, self._close_shard)
+        self._home_factory = homes
+        self._homes: dict[PartitionId, Home] = {}
         self._topics: Topics = {}
         self._environment = GroupEnvironment()
         self._read_configs = configs
@@ -374,7 +383,7 @@ class GroupCoordinator:
         return True
 
     def _make_shard(self, topic: TopicImage, partition: PartitionId, epoch: LeaderEpoch) -> Shard:
-        return Shard(
+        shard = Shard(
             partition,
             epoch,
             self._make_log(TopicIdPartition(topic.topic_id, partition), epoch),
@@ -383,6 +392,21 @@ class GroupCoordinator:
             present_topics=lambda: self._topics,
             is_clock_trusted=self._is_clock_trusted,
         )
+        if self._home_factory is not None:
+            offsets = TransactionOffsets(
+                self._know_topics,
+                functools.partial(self._undelivered_ends, shard),
+                lambda: self._topics,
+                self._limits,
+            )
+            kind = HomeKind.GROUPS
+            self._homes[partition] = self._home_factory.make(shard, kind, topic, offsets)
+        return shard
+
+    def _close_shard(self, shard: Shard) -> None:
+        home = self._homes.pop(shard.partition, None)
+        if home is not None:
+            home.close()
 
     async def run(self) -> None:
         """Own the shards' tasks and pass time to them, until cancelled."""
@@ -393,10 +417,34 @@ class GroupCoordinator:
                 self._tick()
                 await asyncio.sleep(TICK_MS / 1000)
 
+    @property
+    def homes(self) -> list[tuple[PartitionId, Home]]:
+        """The homes of the partitions that are led here."""
+        return sorted(self._homes.items())
+
+    async def answer_home(self, partition: PartitionId, request: HomeRequest[A]) -> A:
+        """Return the answer to a request about an id under a group that is coordinated here.
+
+        Raises KafkaError NOT_COORDINATOR or COORDINATOR_LOAD_IN_PROGRESS (nothing was done), or an
+        error of the request.
+        """
+        shard = self._shards.find(partition)
+        try:
+            held_groups.check_not_held(shard.state(), request.id.group, partition)
+            return await self._homes[partition].answer(request)
+        except KafkaError as error:
+            if error.code not in _STATE_ERRORS | LOGGED_ERRORS:
+                raise
+            refusal = error
+        await self._confirm(shard)
+        raise refusal
+
     def _tick(self) -> None:
         now_ms = self._clock.monotonic_ms()
         for shard in self._shards.by_partition.values():
             shard.tick(now_ms, self._topics, self._rebalance_timeout_ms, self._configs.retention)
+            if shard.partition in self._homes:
+                self._homes[shard.partition].tick()
             if self._tasks is not None:
                 self._targets.start(shard, self._tasks)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
-from broker.record.numbering import number_of_unit
+from broker.record.numbering import NumbersExhaustedError, RowNumber, number_of_unit
 from broker.transactions.home_records import (
     OTHERS_KEPT,
     EpochKey,
@@ -252,7 +252,7 @@ def decide(
     for target, rows, source in decision.parts:
         key = NextKey(decision.numbering, *target)
         after = numbers[key] if key in numbers else home.next_rows.get(key, 0)
-        number = number_of_unit(after, rows)
+        number = _number_of(after, rows)
         units.append(Unit(*target, number, rows, after, source))
         numbers[key] = number + rows
     epoch, number = content.at
@@ -272,6 +272,13 @@ def decide(
     )
     nexts = (HomeRecord(key, NumberValue(number)) for key, number in numbers.items())
     return value, (HomeRecord(TransactionKey(*content.id), value), *nexts)
+
+
+def _number_of(after: int, rows: int) -> int:
+    try:
+        return number_of_unit(RowNumber(after), rows)
+    except NumbersExhaustedError as error:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, str(error)) from error
 
 
 def _check_room(home: HomeState, decision: Decision, limits: HomeLimits) -> None:
