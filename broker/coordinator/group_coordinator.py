@@ -95,6 +95,7 @@ from raft_metadata.common.ids import (
     TopicName,
     TopicPartition,
 )
+from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
@@ -395,6 +396,7 @@ class GroupCoordinator:
         topics = {
             topic.name: TopicFacts(topic.topic_id, topic.routed_count)
             for topic in image.topics.values()
+            if topic.name not in INTERNAL_TOPICS
         }
         if topics == self._topics:
             return False
