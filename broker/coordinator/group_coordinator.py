@@ -99,6 +99,7 @@ from raft_metadata.common.ids import (
     TopicName,
     TopicPartition,
 )
+from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from broker.coordinator.home import Home
@@ -376,6 +377,7 @@ class GroupCoordinator:
         topics = {
             topic.name: TopicFacts(topic.topic_id, topic.routed_count)
             for topic in image.topics.values()
+            if topic.name not in INTERNAL_TOPICS
         }
         if topics == self._topics:
             return False
