@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from broker.server.lifecycle import Lifecycle
     from broker.server.local_polls import LocalPolls
     from broker.server.metadata_loader import MetadataLoader
+    from broker.server.transaction_apis import TransactionApis
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.record_placement import Partitioner
     from raft_metadata.image.metadata_image import (
@@ -182,6 +183,11 @@ class RoutedBrokerApis:
     @property
     def metadata(self) -> MetadataRequests:
         return self._metadata
+
+    @property
+    def transactions(self) -> TransactionApis:
+        text = "this broker serves no transactions"
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, text)
 
     def readiness(self) -> list[tuple[str, bool]]:
         state = self._lifecycle.state

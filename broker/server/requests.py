@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from broker.record.lines import ProduceRecord
     from broker.server.health import Damage
     from broker.server.metadata_requests import MetadataApis
+    from broker.server.transaction_apis import TransactionApis
     from raft_metadata.common.ids import Claim
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
     from raft_metadata.records.commands import A as AdminAnswer
@@ -435,6 +436,11 @@ class BrokerApis(Protocol):
     @property
     def metadata(self) -> MetadataApis:
         """Reads of the quorum, the metadata log, the image and the cluster's health."""
+        ...
+
+    @property
+    def transactions(self) -> TransactionApis:
+        """Transactions: staged rows, decisions, and what became of them."""
         ...
 
     def readiness(self) -> list[tuple[str, bool]]:

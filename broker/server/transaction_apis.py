@@ -21,6 +21,7 @@ from broker.transactions.messages import (
     TransactionOutcome,
     TransactionState,
 )
+from raft_metadata.common.record_placement import Partitioner
 
 if TYPE_CHECKING:
     from broker.record.batch import RecordFormat
@@ -32,6 +33,14 @@ TRANSACTION_TIMEOUT_MS = 10_000
 """Time for a request of transactions, unless the client names another."""
 TRANSACTION_TIMEOUT_MS_MAX = 60_000
 """A request is dropped at its deadline, so none is older than this when it arrives (rule S12)."""
+INLINE_BYTES_MAX = 1_048_576
+"""Bytes of records that one request commits without a stage, ``transaction.inline.max.bytes``."""
+CHUNK_BYTES_MAX = 1_048_576
+"""Bytes of one staged request, ``transaction.chunk.max.bytes``."""
+CHUNKS_MAX = 10_000
+"""Chunks of one transaction, ``transaction.max.chunks``."""
+PARTITIONS_MAX = 1_000
+"""Target partitions of one transaction, ``transaction.max.partitions``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,8 @@ class TopicRows:
     value_format: RecordFormat
     partition: PartitionId | None = None
     """The partition of the path; it wins over each record's own, which wins over its key."""
+    partitioner: Partitioner = Partitioner.STICKY
+    """The rule for records without a partition and a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +118,10 @@ class TransactionApis(Protocol):
 
     A `timeout_ms` above `TRANSACTION_TIMEOUT_MS_MAX` is INVALID_REQUEST.
     """
+
+    def home_leader(self, id_: TransactionalId) -> BrokerId | None:
+        """Return the leader of an id's home in this broker's image; None: there is none now."""
+        ...
 
     async def init(self, id_: TransactionalId, timeout_ms: int) -> ProducerInitialized:
         """Give a producer's id the next epoch, which fences what came before (rule S6)."""

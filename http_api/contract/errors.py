@@ -6,7 +6,8 @@ itself). A refusal that only HTTP can cause (a media type, a method, a body) is 
 `http_api.server.answers` applies the table.
 
 The body of an error is ``{"error_code", "message"}``, and nothing else on a 4xx, because clients
-compare whole bodies; a 5xx and a failed record add ``retriable`` and ``outcome``.
+compare whole bodies; a 5xx, a 429, a failed record and every 409 of a transaction add
+``retriable`` and ``outcome``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RETRY_AFTER_S = 1
-"""Seconds in ``Retry-After`` of a 503; leadership moves within a second."""
+"""Seconds in ``Retry-After`` of a 503 and a 429; leadership moves within a second."""
 RETRY_LATER: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER_S)}
-"""Headers of a 503."""
+"""Headers of a 503 and a 429."""
 
 
 SHOWN_CHARS_MAX = 300
@@ -56,6 +57,7 @@ class RestCode(IntEnum):
     UNKNOWN_TOPIC_OR_PARTITION = 40403
     """Also Confluent's number for a consumer instance that does not exist."""
     GROUP_NOT_FOUND = 40405
+    TRANSACTION_NOT_FOUND = 40406
     FORMAT_MISMATCH = 40601
     INSTANCE_EXISTS = 40902
     ILLEGAL_STATE = 40903
@@ -70,6 +72,17 @@ class RestCode(IntEnum):
     """A newer epoch of the producer id has written already; this request wrote nothing."""
     OLD_SEQUENCE = 40906
     """The sequence of an idempotent produce is too old to be looked up; outcome unknown."""
+    PRODUCER_FENCED = 40907
+    """A newer producer has the transactional id."""
+    TRANSACTION_CONFLICT = 40908
+    """The position or the key was decided with another content."""
+    STAGE_INCOMPLETE = 40909
+    """A commit names chunks or rows that its stage does not hold (rule S9)."""
+    TRANSACTION_ABORTED = 40910
+    TRANSACTION_SUPERSEDED = 40911
+    """A newer position of the transactional id was decided."""
+    OFFSET_NOT_EXPECTED = 40912
+    """The group's committed offset is not the one that the client expects (rule S8)."""
     KEY_SCHEMA_MISSING = 42201
     VALUE_SCHEMA_MISSING = 42202
     JSON_CONVERSION = 42203
@@ -79,6 +92,8 @@ class RestCode(IntEnum):
     """The body of a v3 produce is empty."""
     BATCH = 42208
     """A ``records:batch`` that is empty, too large, or whose ids are not distinct; none written."""
+    THROTTLED = 42901
+    """A named limit is reached; nothing was written, and there is room later."""
     KAFKA_ERROR = 50002
     KAFKA_RETRIABLE_ERROR = 50003
     BROKER_NOT_AVAILABLE = 50302
@@ -103,6 +118,7 @@ MEANINGS: Mapping[RestCode, str] = {
     RestCode.PARTITION_NOT_FOUND: "partition not found",
     RestCode.UNKNOWN_TOPIC_OR_PARTITION: "topic, partition or consumer instance not found",
     RestCode.GROUP_NOT_FOUND: "no such consumer group",
+    RestCode.TRANSACTION_NOT_FOUND: "no such transaction",
     RestCode.FORMAT_MISMATCH: "Accept names another format than the consumer instance's",
     RestCode.INSTANCE_EXISTS: "the name of an instance is taken",
     RestCode.ILLEGAL_STATE: "the instance's state, or the group's live members, forbid it",
@@ -112,12 +128,19 @@ MEANINGS: Mapping[RestCode, str] = {
     RestCode.OUT_OF_ORDER_SEQUENCE: "the sequence leaves a gap; nothing was written",
     RestCode.INVALID_PRODUCER_EPOCH: "a newer epoch of the producer has written",
     RestCode.OLD_SEQUENCE: "the sequence is too old to be known; the outcome is unknown",
+    RestCode.PRODUCER_FENCED: "a newer producer has the transactional id",
+    RestCode.TRANSACTION_CONFLICT: "this position or key holds another content",
+    RestCode.STAGE_INCOMPLETE: "staged chunks or rows are missing, too old or not as named",
+    RestCode.TRANSACTION_ABORTED: "the position was aborted",
+    RestCode.TRANSACTION_SUPERSEDED: "a newer position of the transactional id was decided",
+    RestCode.OFFSET_NOT_EXPECTED: "the committed offset is not the expected one",
     RestCode.KEY_SCHEMA_MISSING: "the format needs a key schema",
     RestCode.VALUE_SCHEMA_MISSING: "the format needs a value schema",
     RestCode.JSON_CONVERSION: "stored bytes are not what the format can show",
     RestCode.INVALID_SCHEMA: "schemas are not supported",
     RestCode.PAYLOAD: "the body is empty",
     RestCode.BATCH: "the batch is empty, too large, or its ids are wrong; nothing is written",
+    RestCode.THROTTLED: "a named limit is reached; nothing is written",
     RestCode.KAFKA_ERROR: "the cluster could not do it",
     RestCode.KAFKA_RETRIABLE_ERROR: "the cluster could not do it at present",
     RestCode.BROKER_NOT_AVAILABLE: "a broker or a controller is not available at present",
@@ -215,6 +238,15 @@ REST_STATUS: Mapping[ErrorCode, RestStatus] = {
     ErrorCode.LOG_TRUNCATED: RestStatus(409, RestCode.LOG_TRUNCATED),
     ErrorCode.TOPIC_CHANGED: RestStatus(409, RestCode.TOPIC_CHANGED),
     ErrorCode.GROUP_HELD: _FAILED,
+    ErrorCode.PRODUCER_FENCED: RestStatus(409, RestCode.PRODUCER_FENCED),
+    ErrorCode.TRANSACTION_CONFLICT: RestStatus(409, RestCode.TRANSACTION_CONFLICT),
+    ErrorCode.STAGE_INCOMPLETE: RestStatus(409, RestCode.STAGE_INCOMPLETE),
+    ErrorCode.TRANSACTION_ABORTED: RestStatus(409, RestCode.TRANSACTION_ABORTED),
+    ErrorCode.TRANSACTION_SUPERSEDED: RestStatus(409, RestCode.TRANSACTION_SUPERSEDED),
+    ErrorCode.OFFSET_NOT_EXPECTED: RestStatus(409, RestCode.OFFSET_NOT_EXPECTED),
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: RestStatus(404, RestCode.TRANSACTION_NOT_FOUND),
+    ErrorCode.CONCURRENT_TRANSACTIONS: RestStatus(503, RestCode.KAFKA_RETRIABLE_ERROR),
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED: RestStatus(429, RestCode.THROTTLED),
 }
 
 _NO_LEADER_FOUND = frozenset(

@@ -45,11 +45,17 @@ ANY_ORIGIN: Final = "*"
 MAX_AGE_S: Final = 600
 """Time for which a browser may remember the answer to a preflight."""
 OUR_REQUEST_HEADERS: Final = (
+    "Quorumlog-Attempt",
+    "Quorumlog-Chunk",
     "Quorumlog-Client-Id",
     "Quorumlog-Producer-Epoch",
     "Quorumlog-Producer-Id",
     "Quorumlog-Rack",
     "Quorumlog-Sequence",
+    "Quorumlog-Transaction",
+    "Quorumlog-Transaction-Epoch",
+    "Quorumlog-Transaction-Group",
+    "Quorumlog-Transaction-Number",
 )
 ALLOWED_HEADERS: Final = (
     "Content-Type",

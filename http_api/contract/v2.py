@@ -33,6 +33,16 @@ _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _CONTROL_PICTURES = {**{code: 0x2400 + code for code in range(0x20)}, 0x7F: 0x2421}
 
 OFFSET_ROW = b'{"partition":%d,"offset":%d,"error_code":null,"error":null}'
+STAGED_ROW = b'{"partition":%d,"offset":null,"error_code":null,"error":null}'
+NOT_STAGED_ROW = orjson.dumps(
+    {
+        "partition": None,
+        "offset": None,
+        "error_code": int(RestCode.STAGE_INCOMPLETE),
+        "error": "NOT_STAGED: another row of the chunk is refused, so none is staged",
+    }
+)
+"""The row of a record that nothing is wrong with, in a chunk that is refused for another one."""
 _ROW_TO_ROW = b',"error_code":null,"error":null},{"partition":%d,"offset":'
 _RANGE = b'{"partition":%d,"base_offset":%d,"count":%d}'
 _RANGES = b'{"ranges":[%b]}'

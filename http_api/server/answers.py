@@ -54,6 +54,10 @@ ERROR_TYPE = web.RequestKey("error_type", str)
 MOVES_POSITIONS = web.RequestKey("moves_positions", bool)
 """True where a GET is no pure read: an error answer then states that the outcome is unknown."""
 
+IN_TRANSACTION = web.RequestKey("in_transaction", bool)
+"""True for the requests of transactions: a 409 of theirs says its outcome, and whatever is not
+available just now has one code, 503/50003."""
+
 
 class ProducedTopic(NamedTuple):
     """The topic of a produce, which its answer describes whether or not records are written."""
@@ -189,13 +193,16 @@ def read_error(error: Exception) -> bytes:
 
 def _kafka_error(request: web.Request, error: KafkaError) -> web.Response:
     status, code = REST_STATUS[error.code]
-    if status < 500:
+    in_transaction = request.get(IN_TRANSACTION, False)
+    if status < 500 and status != 429 and not (status == 409 and in_transaction):
         headers = diverging_headers(error) if isinstance(error, PositionTruncatedError) else None
         return reply(envelope(code, error.message), error_type(request), status, headers)
+    if status == 503 and in_transaction:
+        code = RestCode.KAFKA_RETRIABLE_ERROR
     outcome = Outcome.NOT_WRITTEN if _is_pure_read(request) else error.outcome
     body = failure_envelope(code, error.message, retriable=error.code.retriable, outcome=outcome)
     _log.debug("refused path=%s code=%s outcome=%s", request.path, error.code.name, outcome.value)
-    return reply(body, error_type(request), status, RETRY_LATER if status == 503 else None)
+    return reply(body, error_type(request), status, RETRY_LATER if status in {429, 503} else None)
 
 
 def diverging_headers(error: PositionTruncatedError) -> dict[str, str]:

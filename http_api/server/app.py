@@ -72,6 +72,7 @@ from http_api.server.routes.v3.record_lists import RecordListRoutes
 from http_api.server.routes.v3.records import RecordRoutes
 from http_api.server.routes.v3.records_poll import PollRoutes
 from http_api.server.routes.v3.topics import TopicRoutes
+from http_api.server.routes.v3.transactions import TransactionRoutes
 from http_api.server.routing import PathRouter, RouteGroup
 from http_api.server.streams import StreamRegistry
 from raft_metadata.common.clock import SystemClock
@@ -259,6 +260,7 @@ def _routes(context: ApiContext) -> tuple[RouteGroup, ...]:
         BrokerRoutes(context),
         ConfigRoutes(context),
         TopicRoutes(context),
+        TransactionRoutes(context),
         PartitionRoutes(context),
         RecordRoutes(context),
         RecordListRoutes(context),

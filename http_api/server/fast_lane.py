@@ -125,6 +125,7 @@ _ROLES = {
     b"content-encoding": _LEFT_TO_ROUTES,
     b"cookie": _LEFT_TO_ROUTES,
     b"expect": _LEFT_TO_ROUTES,
+    b"idempotency-key": _LEFT_TO_ROUTES,
     b"transfer-encoding": _LEFT_TO_ROUTES,
     b"upgrade": _LEFT_TO_ROUTES,
 }

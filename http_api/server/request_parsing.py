@@ -74,22 +74,27 @@ def too_large(limit: int) -> RestError:
     )
 
 
-async def read_body(request: web.Request, limit: int) -> bytes:
+async def read_body(
+    request: web.Request, limit: int, refusal: Callable[[int], RestError] = too_large
+) -> bytes:
     """Return the whole body; refuse it by its Content-Length before reading, else as it grows.
+
+    ``refusal`` makes the 413 of the limit.
 
     Raises:
         RestError: 413 over ``limit``, 400 a body that cannot be decoded, 408 too slow.
     """
     length = request.content_length
     if length is not None and length > limit:
-        raise too_large(limit)
+        raise refusal(limit)
     try:
         if request.content.is_eof():  # it arrived with its headers: no timer needed
-            return await request.read()
-        async with asyncio.timeout(BODY_READ_TIMEOUT_S):
-            return await request.read()
+            body = await request.read()
+        else:
+            async with asyncio.timeout(BODY_READ_TIMEOUT_S):
+                body = await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise too_large(limit) from None
+        raise refusal(limit) from None
     except web.RequestPayloadError as error:
         text = f"the request body can't be read: {excerpt(' '.join(str(error).split()))}"
         raise RestError(400, RestCode.BAD_REQUEST, text) from None
@@ -99,6 +104,9 @@ async def read_body(request: web.Request, limit: int) -> bytes:
             RestCode.REQUEST_TIMEOUT,
             f"the request body did not arrive within {BODY_READ_TIMEOUT_S:g} s",
         ) from None
+    if len(body) > limit:  # in chunks or packed, of a path whose limit is below max_body_bytes
+        raise refusal(limit)
+    return body
 
 
 def continue_unless_too_large(

@@ -20,6 +20,9 @@ from http_api.contract.errors import RestCode, RestError, excerpt
 if TYPE_CHECKING:
     from http_api.contract.operations.declaration import Operation
 
+COLON_SEGMENTS = frozenset({"transactional_id"})
+"""Segments whose values may hold colons: with a method of the value's own that the action has not,
+the whole segment is the value."""
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 """Signature ``async handler(request, *parameters)``: the path's variable segments, decoded."""
 
@@ -45,6 +48,8 @@ class _Node:
     actions: dict[str, _Node] = field(default_factory=dict)
     """Node behind a variable segment that ends in ``:action``, by action."""
     routes: dict[str, Route] = field(default_factory=dict)
+    holds_colons: bool = False
+    """The value of the variable segment may hold colons."""
 
 
 class PathRouter:
@@ -65,6 +70,7 @@ class PathRouter:
             if segment.startswith("{") and not segment.endswith("}"):
                 node = node.actions.setdefault(segment.rpartition(":")[2], _Node())
             elif segment.startswith("{"):
+                node.holds_colons |= segment[1:-1] in COLON_SEGMENTS
                 node.variable = node.variable or _Node()
                 node = node.variable
             else:
@@ -88,7 +94,7 @@ class PathRouter:
         Raises:
             RestError: 404 for an unknown path, 405 (with ``Allow``) for another method.
         """
-        routes, parameters = self._at(raw_path)
+        routes, parameters = self._at(raw_path, method)
         route = routes.get(method)
         if route is not None:
             return route, parameters
@@ -108,8 +114,11 @@ class PathRouter:
         """
         return sorted(self._at(raw_path)[0])
 
-    def _at(self, raw_path: str) -> tuple[dict[str, Route], list[str]]:
-        """Return the routes of a path by method, at least one, and the path's parameters."""
+    def _at(self, raw_path: str, method: str = "") -> tuple[dict[str, Route], list[str]]:
+        """Return the routes of a path by method, at least one, and the path's parameters.
+
+        ``method``: the one that is wanted, if a route of it is.
+        """
         node = self._root
         parameters: list[str] = []
         for raw_segment in raw_path.split("/"):
@@ -118,7 +127,7 @@ class PathRouter:
             segment = unquote(raw_segment) if "%" in raw_segment else raw_segment
             following = node.fixed.get(segment)
             if following is None:
-                following, parameter = _variable(node, segment)
+                following, parameter = _variable(node, segment, method)
                 parameters.append(parameter)
             if following is None:
                 raise _not_found(raw_path)
@@ -143,14 +152,21 @@ class RouteGroup(Protocol):
         ...
 
 
-def _variable(node: _Node, segment: str) -> tuple[_Node | None, str]:
+def _variable(node: _Node, segment: str, method: str) -> tuple[_Node | None, str]:
     """Return the node behind a segment that is not fixed, and the parameter in the segment."""
     if node.actions:
         name, _, action = segment.rpartition(":")
         following = node.actions.get(action)
-        if name and following is not None:
+        if name and following is not None and not _is_value(node, following, method):
             return following, name
     return node.variable, segment
+
+
+def _is_value(node: _Node, action: _Node, method: str) -> bool:
+    """Return True if a segment that ends like an action is a value with a colon all the same."""
+    if not node.holds_colons or node.variable is None:
+        return False
+    return method in node.variable.routes and method not in action.routes
 
 
 def _not_found(raw_path: str) -> RestError:

@@ -14,6 +14,7 @@ BOTH_WAYS = (
     "tests/contract/test_produce_contradictions.py",
     "tests/contract/test_produce_forms.py",
     "tests/contract/test_record_places.py",
+    "tests/contract/test_transactional_produce.py",
 )
 """Run with the fast lane and without it."""
 

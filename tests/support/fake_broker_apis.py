@@ -57,6 +57,7 @@ from raft_metadata.image.metadata_image import (
 from raft_metadata.records.commands import AlterAnswer, TopicCreated, TopicDeleted
 from raft_metadata.records.records import BrokerState, ResourceType
 from tests.support import registered
+from tests.support.fake_transactions import FakeTransactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -292,6 +293,7 @@ class FakeBrokerApis:
         """Begins with partition 0 of each topic."""
         self.metadata = FakeMetadata(self)
         self.direct = FakeDirect(self)
+        self.transactions = FakeTransactions(self)
         self.group_answers: dict[type, object] = {}
         """What `group` answers to a request of this type; an exception is raised."""
         self.groups: list[GroupDescription] = []

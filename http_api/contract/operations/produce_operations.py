@@ -20,10 +20,25 @@ from http_api.contract.operations.parameters import (
     INT32_MAX,
     FlagParameter,
     IntegerParameter,
+    TextParameter,
     WordParameter,
 )
 from http_api.contract.operations.schemas import Either, nullable
-from http_api.contract.operations.shared import CLUSTER_ID, TOPIC, TOPIC_ID
+from http_api.contract.operations.shared import CLUSTER_ID, GROUP, TOPIC, TOPIC_ID
+from http_api.contract.transaction_headers import (
+    ATTEMPT,
+    ATTEMPT_ID,
+    CHUNK,
+    CHUNKS_MAX,
+    EPOCH_MAX,
+    IDEMPOTENCY_KEY,
+    KEY,
+    NUMBER_MAX,
+    TRANSACTION,
+    TRANSACTION_EPOCH,
+    TRANSACTION_GROUP,
+    TRANSACTION_NUMBER,
+)
 from raft_metadata.common.record_placement import Partitioner
 
 _TAG: Final = "Records"
@@ -105,6 +120,55 @@ PRODUCER_HEADERS: Final = tuple(
         strict=True,
     )
 )
+KEY_HEADER: Final = TextParameter(
+    IDEMPOTENCY_KEY,
+    description=(
+        "Name of the write: all rows are written or none, and a repeat with it gets the offsets of "
+        "the first."
+    ),
+    example="order-4711",
+    pattern=f"^{KEY.pattern}$",
+)
+TRANSACTION_HEADERS: Final = (
+    TextParameter(
+        TRANSACTION,
+        description=(
+            "Id of the transaction that these rows are staged for, `key:K` of a key: no reader "
+            "sees them before it is committed."
+        ),
+        example="billing-1",
+    ),
+    TextParameter(
+        TRANSACTION_GROUP,
+        description="The group whose offsets the transaction may commit.",
+        example=GROUP,
+        pattern="^[A-Za-z0-9._-]{1,249}$",
+    ),
+    IntegerParameter(
+        TRANSACTION_EPOCH,
+        maximum=EPOCH_MAX,
+        description="The producer's epoch; none with a numbered id or a key.",
+        example=3,
+    ),
+    IntegerParameter(
+        TRANSACTION_NUMBER,
+        maximum=NUMBER_MAX,
+        description="Number of the transaction; none with a key.",
+        example=7,
+    ),
+    TextParameter(
+        ATTEMPT,
+        description="Name of the attempt; `EPOCH.NUMBER` of a producer if it is left out.",
+        example="3.7",
+        pattern=f"^{ATTEMPT_ID.pattern}$",
+    ),
+    IntegerParameter(
+        CHUNK,
+        maximum=CHUNKS_MAX - 1,
+        description="Number of this chunk in its attempt: 0, 1, 2 and so on, in any order.",
+        example=0,
+    ),
+)
 
 TOPIC_ID_HEADER: Final = "Quorumlog-Topic-Id"
 PARTITIONS_HEADER: Final = "Quorumlog-Partitions"
@@ -145,6 +209,16 @@ _WRITING: Final = (
     RestCode.OLD_SEQUENCE,
     RestCode.BROKER_NOT_AVAILABLE,
 )
+_IN_TRANSACTION: Final = (
+    RestCode.PRODUCER_FENCED,
+    RestCode.TRANSACTION_CONFLICT,
+    RestCode.STAGE_INCOMPLETE,
+    RestCode.TRANSACTION_ABORTED,
+    RestCode.TRANSACTION_SUPERSEDED,
+    RestCode.THROTTLED,
+    RestCode.KAFKA_RETRIABLE_ERROR,
+)
+"""Codes of a produce with a key, or of one that is staged."""
 
 
 def _v2_produce(path: str, summary: str, *more: WordParameter) -> Operation:
@@ -165,7 +239,7 @@ def _v2_produce(path: str, summary: str, *more: WordParameter) -> Operation:
             "`error_code` and `error`; where the cluster failed, `retriable` and `outcome`, too."
         ),
         parameters=(ACKS, TIMEOUT, ASYNC, ROWS, KEY_FORMAT, VALUE_FORMAT, *more),
-        headers=PRODUCER_HEADERS,
+        headers=(*PRODUCER_HEADERS, KEY_HEADER, *TRANSACTION_HEADERS),
         body=Body(
             fields={
                 "records": {"type": "array", "minItems": 1, "items": _V2_RECORD},
@@ -203,6 +277,7 @@ def _v2_produce(path: str, summary: str, *more: WordParameter) -> Operation:
             RestCode.KEY_SCHEMA_MISSING,
             RestCode.VALUE_SCHEMA_MISSING,
             RestCode.INVALID_SCHEMA,
+            *_IN_TRANSACTION,
         ),
     )
 

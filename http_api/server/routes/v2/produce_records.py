@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import orjson
 from aiohttp import hdrs, web
@@ -35,6 +35,7 @@ from http_api.contract.media_types import (
     produce_format,
 )
 from http_api.contract.operations import produce_operations as declared
+from http_api.contract.transaction_headers import Staging
 from http_api.server.answers import PRODUCED_TOPIC, ProducedTopic, reply
 from http_api.server.image_lookup import (
     find_topic,
@@ -48,6 +49,13 @@ from http_api.server.request_parsing import (
     read_body,
     topic_name,
     unsupported_media_type,
+)
+from http_api.server.routes.v2.transactional_produce import (
+    KeyedWrite,
+    body_limit,
+    commit_produce,
+    stage_produce,
+    transactional_write,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.record_placement import Partitioner
@@ -129,21 +137,22 @@ class ProduceRoutes:
         check_accept(request, V2_REPLIES)
         options = _options(request, self._limits)
         claim = claim_of(request.headers)
+        way = transactional_write(
+            request,
+            acks=options.acks,
+            timeout_ms=options.timeout_ms,
+            with_rows=options.receipts is not AnswerForm.RANGES,
+        )
         stored_as = STORED_FORMATS.get(embedded)
         if stored_as is None:
             await topic_or_404(self._apis, topic, RestCode.TOPIC_NOT_FOUND)
             raise _no_schemas(await read_body(request, self._limits.max_body_bytes), embedded)
         key_format = stored_as if options.key_format is None else options.key_format
         value_format = stored_as if options.value_format is None else options.value_format
+        body = await read_body(request, *body_limit(way, self._limits))
         produce = ProduceRequest(
             topic=topic,
-            records=read_records(
-                await read_body(request, self._limits.max_body_bytes),
-                key_format,
-                value_format,
-                self._limits,
-                partition,
-            ),
+            records=read_records(body, key_format, value_format, self._limits, partition),
             key_format=key_format,
             value_format=value_format,
             partition=partition,
@@ -154,17 +163,26 @@ class ProduceRoutes:
         )
         request[PRODUCED_TOPIC] = ProducedTopic(topic, self._apis.image.topic(topic))
         try:
-            results = await self._apis.produce(produce)
+            match way:
+                case None:
+                    results = await self._apis.produce(produce)
+                case KeyedWrite():
+                    results = await commit_produce(self._apis, way, produce, body)
+                case Staging():
+                    return await stage_produce(self._apis, way, produce)
+                case _:
+                    assert_never(way)
         except KafkaError as error:
-            return await self._answer_refusal(produce, error)
+            return await self._answer_refusal(produce, error, in_transaction=way is not None)
         return answer(results, options.receipts)
 
     async def _answer_refusal(
-        self, produce: ProduceRequest, error: KafkaError
+        self, produce: ProduceRequest, error: KafkaError, *, in_transaction: bool
     ) -> web.StreamResponse:
         """Answer one error for all records: 4xx for a wrong request, rows for a retriable failure.
 
-        So a client reads one shape whether one record failed or all of them.
+        So a client reads one shape whether one record failed or all of them. In a transaction all
+        are one, so there is one error.
         """
         if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             if await find_topic(self._apis, produce.topic) is None:
@@ -174,6 +192,8 @@ class ProduceRoutes:
             if produce.partition is not None:
                 text = partition_not_found(produce.topic, produce.partition)
             raise RestError(404, RestCode.PARTITION_NOT_FOUND, text) from None
+        if in_transaction:
+            raise error
         status, code = REST_STATUS[error.code]
         if status == 409 and produce.claim is not None:
             retriable, outcome = error.code.retriable, error.outcome

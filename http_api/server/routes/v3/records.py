@@ -34,6 +34,7 @@ from http_api.server.request_parsing import (
     unsupported_media_type,
 )
 from http_api.server.routes.v2.produce_records import acks_and_timeout, partitioner_of
+from http_api.server.routes.v2.transactional_produce import refuse_transactional
 from http_api.server.routes.v3.clusters import V3Routes
 from http_api.server.routes.v3.record_entries import (
     NotJsonError,
@@ -147,8 +148,10 @@ class RecordRoutes(V3Routes):
         """Return the writer of a request to a topic that is there.
 
         Raises:
-            RestError: 404/40401, there is no such topic, and it may not be created.
+            RestError: 404/40401, there is no such topic, and it may not be created; 400/40002 for
+                the headers of a transaction.
         """
+        refuse_transactional(request.headers, f"/v3/clusters/{self._apis.cluster_id}/transactions")
         acks, timeout_ms = acks_and_timeout(request, self._limits)
         partitioner = partitioner_of(request.query)
         claim = claim_of(request.headers)
