@@ -74,6 +74,7 @@ class PartitionState:
     joiner: PartJoiner | None = None
     """Split values whose parts were read; None: none was. Commits do not pass their first parts."""
     leader_url: str = ANY_BROKER
+    """Broker to fetch from: the leader, or with a ``rack`` the replica that served last."""
     error: QuorumlogError | None = None
     """Raised from the next poll; reading stops until a seek."""
     retry_s: float = 0.0
@@ -260,7 +261,7 @@ class ReadPositions:
         self._answers += 1
         state.served = self._answers
         state.topic_id = page.topic_id
-        state.leader_url = page.leader_url or ANY_BROKER
+        state.leader_url = page.served_by_url or page.leader_url or ANY_BROKER
         state.high_watermark, state.log_start = page.high_watermark, page.log_start_offset
         state.fetched = LogPosition(page.next_offset, page.next_leader_epoch)
         if not state.pages:
