@@ -31,7 +31,6 @@ from http_api.client.client_errors import (
 )
 from http_api.client.consumer import ends
 from http_api.client.polling import Polled, PolledPage, poll
-from http_api.client.routes import AttemptError, LostError
 from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.commits import (
     MEMBER_FENCED,
@@ -62,7 +61,16 @@ from http_api.client.sdk.positions import (
     ReadPositions,
 )
 from http_api.client.sdk.record_types import TopicPartition
-from http_api.client.sdk.steps import ATTEMPT_LEAST_S, Pause, Shell, Steps, limited, steps_of
+from http_api.client.sdk.steps import (
+    ATTEMPT_LEAST_S,
+    Pause,
+    Shell,
+    Step,
+    Steps,
+    changed,
+    limited,
+    steps_of,
+)
 
 T = TypeVar("T")
 
@@ -94,6 +102,10 @@ START_FIRST_S: Final = 1.0
 START_S: Final = 5.0
 """The same when it has been asked for before."""
 START_AGAIN_S: Final = 0.5
+
+
+class _OverError(QuorumlogError):
+    """A call is not needed any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -323,23 +335,19 @@ class ConsumerWork:
         self, call: Call[T], retry_s: float, is_over: Callable[[], bool]
     ) -> Steps[T | None]:
         """Run a call; None: its request was ended, and ``is_over`` says that it is not needed."""
+
+        def check(step: Step) -> Step:
+            if is_over():
+                raise _OverError
+            return step
+
         steps = steps_of(call, self.context, self.shell.now_s, retry_s)
         try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = yield step
-                except LostError as error:
-                    if is_over():
-                        return None
-                    step = steps.throw(error)
-                except (AttemptError, QuorumlogError) as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+            return (yield from changed(steps, check))
+        except (_OverError, OutcomeUnknownError):
+            if is_over():
+                return None
+            raise
 
     def _find_starts(self) -> Steps[None]:
         """Look up starts until all are known; a later need starts this anew."""
