@@ -144,10 +144,7 @@ class ProducedWorld:
             topic = self.run(self.core.topics.learn(TOPIC, 10.0))
         fields = self.encode(value, key, None, None)
         parts = topic.limits and self.core.parts_of(topic.limits, fields, has_headers=False)
-        if parts is None:
-            self.core.put(topic, partition, fields, on_delivery, key, value)
-        else:
-            self.core.put_parts(topic, partition, parts, on_delivery, key, value)
+        self.core.put(topic, partition, fields, on_delivery, key, value, parts)
         if self.core.has_news:
             self.core.bring_worker(self)  # type: ignore[arg-type]
 
