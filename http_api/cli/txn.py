@@ -1,7 +1,7 @@
 """``quorumlog txn``: transactional ids, what became of their transactions, and what is staged.
 
-Calls are those of `http_api.client.transaction_calls`. What is decided is never touched here: an abort
-fences the producer, so that what it staged may go.
+Calls are those of `http_api.client.transaction_calls`. What is decided is never touched here: an
+abort fences the producer, so that what it staged may go.
 """
 
 from __future__ import annotations
