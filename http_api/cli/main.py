@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "http_api.cli.group:group",
         "List, describe, repair, delete consumer groups.",
     ),
+    "txn": ("http_api.cli.txn:txn", "List, describe, abort, forget transactions."),
     "cluster": ("http_api.cli.cluster:cluster", "Show the cluster id, the brokers, the health."),
     "quorum": ("http_api.cli.quorum:quorum", "Show the controllers."),
     "metadata": ("http_api.cli.metadata:metadata", "Read the metadata log and its image."),

@@ -52,6 +52,8 @@ class Request:
     """Producer id, epoch and sequence of an idempotent write; None for any other request."""
     decoded_max: int = 0
     """Largest decoded size in bytes of a zstd answer; 0: no compressed answer is accepted."""
+    more_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers beside those that the other fields make."""
 
     @property
     def may_repeat(self) -> bool:
@@ -66,6 +68,7 @@ class Request:
             headers["Content-Type"] = self.content_type
         if self.claim is not None:
             headers |= claim_headers(self.claim)
+        headers.update(self.more_headers)
         return headers
 
 

@@ -238,6 +238,8 @@ WRONG = [
     (body(row(), max_partition_bytes=0), 400, "'max_partition_bytes' is 0"),
     (body(row(), news_only=1), 400, "'news_only' is 1"),
     (body(row(), zstd="yes"), 400, "'zstd' is 'yes'"),
+    (body(row(), isolation="serializable"), 400, "'isolation' is 'serializable'"),
+    (body(row(), isolation=1), 400, "'isolation' is 1"),
     (body(row(), rack=""), 400, "'rack' is ''"),
     (body(row(), rack="r" * 256), 400, "'rack' is"),
     (b"[" * 100_000, 400, ""),
@@ -256,6 +258,11 @@ async def test_a_wrong_body_is_told_what_is_wrong(
     assert set(answer.json) == {"error_code", "message"}
     assert says in answer.json["message"]
     assert not door.apis.requests, "nothing is read for it"
+
+
+@pytest.mark.parametrize("word", ["read_committed", "read_uncommitted", None])
+def test_both_of_kafkas_words_for_isolation_mean_the_same(word: str | None) -> None:
+    assert read_poll(body(row(), isolation=word), LIMITS) == read_poll(body(row()), LIMITS)
 
 
 async def test_a_body_cut_at_any_byte_is_refused(door: Door) -> None:

@@ -32,6 +32,7 @@ NOT_RUN = {
     "quorumlog log salvage": "needs a stopped broker: tests/unit/test_log_salvage.py",
     "quorumlog group skip": "needs a member that stands still: test_groups_stand_still_live.py",
     "quorumlog group repair": "needs a group that is held: test_groups_stand_still_live.py",
+    "quorumlog txn": "needs ids of every kind: tests/unit/test_cli_txn.py",
     "quorumlog chaos run": "takes half a minute: tests/chaos/test_scenarios.py",
 }
 """Beginning of an example → why it is not run here."""

@@ -14,6 +14,7 @@ from http_api.contract.operations.schemas import nullable
 from http_api.contract.operations.shared import (
     BASE_URL,
     FROM_LEADER,
+    ISOLATION,
     NAME_SCHEMA,
     TOPIC,
     TOPIC_ID,
@@ -124,6 +125,10 @@ POLL: Final = Operation(
                 "type": "boolean",
                 "default": False,
                 "description": f"Stored zstd frames may be sent; the answer is `{PAGES}`.",
+            },
+            ISOLATION.name: {
+                "enum": [*ISOLATION.words, None],
+                "description": ISOLATION.description,
             },
         },
         needed=("partitions",),

@@ -24,6 +24,7 @@ from http_api.contract.errors import REST_STATUS, RestCode, RestError
 from http_api.contract.media_types import JSON, NDJSON, PAGES, ZSTD, choose_reply, essence
 from http_api.contract.operations import poll_operations as declared
 from http_api.contract.operations.fetch_operations import RACK_CHARS_MAX
+from http_api.contract.operations.shared import ISOLATION
 from http_api.contract.v2 import check_name
 from http_api.server.access_log import ASKED_WAIT_MS
 from http_api.server.answers import EnvelopeRequestHandler, reply
@@ -77,6 +78,7 @@ class _Body(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     news_only: bool = False
     rack: str | None = None
     zstd: bool = False
+    isolation: str | None = None
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -195,6 +197,8 @@ def read_poll(body: bytes, limits: BrokerLimits) -> PollRequest:
             raise wrong_kind(name, value, f"an integer from {low} to {high}")
     if found.rack is not None and not 0 < len(found.rack) <= RACK_CHARS_MAX:
         raise wrong_kind("rack", found.rack, f"1 to {RACK_CHARS_MAX} characters")
+    if found.isolation not in {None, *ISOLATION.words}:
+        raise wrong_kind(ISOLATION.name, found.isolation, " or ".join(ISOLATION.words))
     return PollRequest(
         rows=_rows(found.partitions),
         max_wait_ms=found.wait_ms,
