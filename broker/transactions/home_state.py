@@ -45,10 +45,6 @@ class HomeLimits:
     """``transactional.id.expiration.ms``, of a producer's id without use."""
     partitions_max: int = 1_000
     """``transaction.max.partitions``."""
-    rows_bytes_max: int = 1 << 30
-    """``transaction.max.bytes``."""
-    chunks_max: int = 10_000
-    """``transaction.max.chunks``."""
 
 
 @dataclass(slots=True, eq=False)
