@@ -27,7 +27,7 @@ from broker.coordinator.group_state import (
     is_present,
 )
 from broker.coordinator.positions import ReadPosition
-from broker.coordinator.records import GroupRecord, InstanceKey, SkipKey, SkipValue, StoredRecord
+from broker.coordinator.records import InstanceKey, ShardRecord, SkipKey, SkipValue, StoredRecord
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import TopicPartition
 
@@ -147,7 +147,7 @@ def step_over(
     for place, records_of in sorted(chosen.items()):
         if records_of != stepped_over(group, place, topics):
             value = SkipValue(topics[place.topic].topic_id, tuple(sorted(records_of)))
-            state.apply(GroupRecord(SkipKey(group.name, *place), value))
+            state.apply(ShardRecord(SkipKey(group.name, *place), value))
 
 
 def drop_passed(state: GroupsState, group: Group, partition: TopicPartition, offset: int) -> None:
@@ -158,4 +158,4 @@ def drop_passed(state: GroupsState, group: Group, partition: TopicPartition, off
     kept = tuple(one for one in found.records if one.offset >= offset)
     if kept != found.records:
         value = SkipValue(found.topic_id, kept) if kept else None
-        state.apply(GroupRecord(SkipKey(group.name, *partition), value))
+        state.apply(ShardRecord(SkipKey(group.name, *partition), value))

@@ -9,7 +9,7 @@ newer one back; only a recorded seek does (rule G4).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -24,8 +24,10 @@ from broker.coordinator.group_state import (
     ends_seek,
     is_present,
 )
-from broker.coordinator.records import GroupRecord, InstanceKey, OffsetKey, OffsetValue, SeekKey
+from broker.coordinator.records import InstanceKey, OffsetKey, OffsetValue, SeekKey, ShardRecord
 from broker.log.leader_epoch_cache import NO_EPOCH
+from broker.transactions.home_messages import CommitPosition
+from broker.transactions.messages import EXPECTED_NONE, OffsetMove
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, TopicPartition
 
@@ -136,20 +138,13 @@ def commit_without_instance(
             offset.
     """
     _check(request.offsets, topics, lowest=0)
-    group = state.groups.get(request.group)
-    members = {} if group is None else group.members
-    if request.member_id is None and request.member_epoch is None and not members:
-        _record(state, group or Group(request.group), request.offsets, None, topics)
+    if _needs_no_member(state, request.group, request.member_id, request.member_epoch):
+        group = state.groups.get(request.group) or Group(request.group)
+        _record(state, group, request.offsets, None, topics)
         return
-    if request.member_id is None:
-        text = f"group {request.group} has live members: commit with a member's id and its epoch"
-        if not members:
-            text = f"group {request.group} has no live members: commit without member id and epoch"
-        raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, text)
-    group, member, session = state.find(InstanceKey(request.group, request.member_id))
-    if member.member is None or member.member_epoch != request.member_epoch:
-        text = f"member {member.name} is at epoch {member.member_epoch}, not {request.member_epoch}"
-        raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, text)
+    group, member, session = _find_member(
+        state, request.group, request.member_id, request.member_epoch
+    )
     session.has_open_join = False
     _note_high_watermarks(session, member, high_watermarks, topics)
     for one in request.offsets:
@@ -160,6 +155,104 @@ def commit_without_instance(
         if _is_newer(group, member, one, topics)
     ]
     _record(state, group, news, member.name, topics)
+
+
+def _needs_no_member(
+    state: GroupsState, name: GroupId, member_id: InstanceId | None, member_epoch: int | None
+) -> bool:
+    """Return True for a commit without a member, in a group that has none.
+
+    Raises:
+        KafkaError: FENCED_MEMBER_EPOCH for one without a member's id beside live members.
+    """
+    if member_id is not None:
+        return False
+    group = state.groups.get(name)
+    members = {} if group is None else group.members
+    if member_epoch is None and not members:
+        return True
+    text = f"group {name} has live members: commit with a member's id and its epoch"
+    if not members:
+        text = f"group {name} has no live members: commit without member id and epoch"
+    raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, text)
+
+
+def _find_member(
+    state: GroupsState, name: GroupId, member_id: InstanceId | None, member_epoch: int | None
+) -> tuple[Group, Instance, Session]:
+    assert member_id is not None
+    group, member, session = state.find(InstanceKey(name, member_id))
+    if member.member is None or member.member_epoch != member_epoch:
+        text = f"member {member.name} is at epoch {member.member_epoch}, not {member_epoch}"
+        raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, text)
+    return group, member, session
+
+
+def check_in_transaction(
+    state: GroupsState,
+    request: CommitPosition,
+    topics: Topics,
+    high_watermarks: HighWatermarks = NO_HIGH_WATERMARKS,
+) -> Callable[[], None]:
+    """Check offsets that move with a transaction (rule S8); return the function that records them.
+
+    An offset that would go back refuses all of it, where a plain commit just changes nothing: else
+    its rows would stand there without it. An instance for which the coordinator reads may leave its
+    member epoch out, because a partition that it lost meanwhile begins anew, undelivered.
+
+    Raises:
+        KafkaError: those of `commit_without_instance`; OFFSET_NOT_EXPECTED; ILLEGAL_STATE also for
+            an offset that goes back, and for an instance with automatic commits.
+    """
+    name, moves = request.id.group, request.offsets
+    offsets = [
+        GroupOffset(one.topic, one.partition, one.offset, one.metadata, one.leader_epoch)
+        for one in moves
+    ]
+    _check(offsets, topics, lowest=0)
+    group, instance = state.groups.get(name) or Group(name), None
+    if not _needs_no_member(state, name, request.member_id, request.member_epoch):
+        group, member, session = _transacting_member(state, request)
+        instance = member.name
+        _note_high_watermarks(session, member, high_watermarks, topics)
+        for one in offsets:
+            _check_member(group, member, session, one, topics, high_watermarks)
+        offsets = [_with_epoch(one, session, topics) for one in offsets]
+        for one in offsets:
+            if not _is_newer(group, member, one, topics):
+                text = f"{one.topic}-{one.partition} is committed beyond {one.offset} already"
+                raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
+    _check_expected(group, moves, topics)
+    return lambda: _record(state, group, offsets, instance, topics)
+
+
+def _transacting_member(
+    state: GroupsState, request: CommitPosition
+) -> tuple[Group, Instance, Session]:
+    name, member_id = request.id.group, request.member_id
+    assert member_id is not None
+    _, member, _ = state.find(InstanceKey(name, member_id))
+    epoch = request.member_epoch
+    if epoch is None and not member.value.reads_itself:
+        epoch = member.member_epoch
+    found = _find_member(state, name, member_id, epoch)
+    if not member.value.reads_itself and member.value.settings.auto_commit:
+        text = f"instance {member_id} commits automatically, beside its transactions"
+        raise KafkaError(ErrorCode.ILLEGAL_STATE, text)
+    return found
+
+
+def _check_expected(group: Group, moves: Iterable[OffsetMove], topics: Topics) -> None:
+    """Compare the committed offsets with the ones that the client expects (rule S8)."""
+    for one in moves:
+        committed = group.committed(TopicPartition(one.topic, one.partition), topics)
+        present = EXPECTED_NONE if committed is None else committed.offset
+        if one.expected is not None and one.expected != present:
+            text = (
+                f"the committed offset of {one.topic}-{one.partition} is {present}, "
+                f"not {one.expected}"
+            )
+            raise KafkaError(ErrorCode.OFFSET_NOT_EXPECTED, text)
 
 
 def commit_delivered(
@@ -332,8 +425,8 @@ def _record(
         seek = (
             None if reader is None else reader.seeks.get(TopicPartition(one.topic, one.partition))
         )
-        state.apply(GroupRecord(OffsetKey(group.name, one.topic, one.partition), value))
+        state.apply(ShardRecord(OffsetKey(group.name, one.topic, one.partition), value))
         if instance is not None and seek is not None and ends_seek(value, seek):
             # A record of its own: a later commit may replace this one in the compacted log.
-            state.apply(GroupRecord(SeekKey(group.name, instance, one.topic, one.partition), None))
+            state.apply(ShardRecord(SeekKey(group.name, instance, one.topic, one.partition), None))
         drop_passed(state, group, TopicPartition(one.topic, one.partition), one.offset)

@@ -45,7 +45,7 @@ from broker.coordinator.rebalance import (
     set_member,
     subscribed_topics,
 )
-from broker.coordinator.records import GroupRecord, InstanceKey, InstanceValue, Seat
+from broker.coordinator.records import InstanceKey, InstanceValue, Seat, ShardRecord
 from broker.log.leader_epoch_cache import NO_EPOCH
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, TopicName, TopicPartition
@@ -203,7 +203,7 @@ def join(
             value.pattern,
         )
         if taken.value != value:
-            state.apply(GroupRecord(key, value))
+            state.apply(ShardRecord(key, value))
         record_starts(state, key, starts, topics)
         if not is_seated:
             retarget(state, group, topics)
@@ -303,7 +303,7 @@ def _change_subscription(
     if value == instance.value:
         return False
     key = InstanceKey(request.group, request.instance)
-    state.apply(GroupRecord(key, value))
+    state.apply(ShardRecord(key, value))
     record_starts(state, key, starts, topics)
     retarget(state, group, topics)
     drop_unused_starts(state, group, topics)

@@ -75,15 +75,19 @@ from broker.coordinator.group_state import (
     of_present_life,
 )
 from broker.coordinator.instances import topic_names
+from broker.coordinator.led_shards import Leading, LedShards, MakeLog
 from broker.coordinator.member_requests import MemberRequests
 from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.reader import DataReader, InstanceReader, Proof
 from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
-from broker.coordinator.shard import OffsetsRetention, Shard, ShardLog
+from broker.coordinator.shard import OffsetsRetention, Shard
 from broker.coordinator.target_worker import TargetWorker
 from broker.coordinator.targets import TargetInput, Targets
+from broker.coordinator.transaction_coordinator import LOGGED_ERRORS
+from broker.coordinator.transaction_offsets import TransactionOffsets
 from broker.coordinator.troubles import ShardTroubles, loading_troubles, shard_troubles
 from broker.log.leader_epoch_cache import NO_EPOCH
+from broker.record.numbering import HomeKind
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -95,10 +99,14 @@ from raft_metadata.common.ids import (
     TopicName,
     TopicPartition,
 )
+from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
+    from broker.coordinator.home import Home
+    from broker.coordinator.transaction_coordinator import HomeFactory
+    from broker.transactions.home_messages import HomeRequest
     from raft_metadata.common.clock import Clock
-    from raft_metadata.image.metadata_image import MetadataImage
+    from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,15 +298,12 @@ _STATE_ERRORS = frozenset(
 proof of leadership. Where one is raised, nothing was done."""
 
 T = TypeVar("T")
-Leading = Callable[[TopicIdPartition], LeaderEpoch | None]
-MakeLog = Callable[[TopicIdPartition, LeaderEpoch], ShardLog]
 
 
 class GroupCoordinator:
     """The shards of the led partitions of the offsets topic, and the requests to them.
 
-    Owned by the `BrokerServer`, on its event loop; `run` owns every task. Invariant: a shard is
-    open only while this broker leads its partition in the shard's epoch, by its newest image.
+    Owned by the `BrokerServer`, on its event loop; `run` owns every task.
     """
 
     def __init__(  # noqa: PLR0913 the ports of a coordinator
@@ -313,17 +318,19 @@ class GroupCoordinator:
         poll_wait_ms_max: int,
         rebalance_timeout_ms: int,
         limits: instances.GroupLimits | None = None,
+        homes: HomeFactory | None = None,
         configs: Callable[[MetadataImage], GroupConfigs] = lambda _: GroupConfigs(),
         is_clock_trusted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._broker_id = broker_id
         self._clock = clock
         self._proof = proof
-        self._leading = leading
         self._make_log = make_log
         self._rebalance_timeout_ms = rebalance_timeout_ms
         self._limits = limits or instances.GroupLimits()
-        self._shards: dict[PartitionId, Shard] = {}
+        self._shards = LedShards(OFFSETS_TOPIC, leading, self._make_shard, self._close_shard)
+        self._home_factory = homes
+        self._homes: dict[PartitionId, Home] = {}
         self._topics: Topics = {}
         self._environment = GroupEnvironment()
         self._read_configs = configs
@@ -331,7 +338,6 @@ class GroupCoordinator:
         self._is_clock_trusted = is_clock_trusted
         self._seen: object = None
         """The image's topics from which ``_topics`` was computed."""
-        self._partitions = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._data = reader
         self._reader = InstanceReader(
@@ -359,33 +365,9 @@ class GroupCoordinator:
         self._environment.default_assignor = self._configs.default_assignor
         self._environment.racks = functools.partial(racks_of_replicas, image)
         offsets_topic = image.topic(OFFSETS_TOPIC)
-        led: dict[PartitionId, tuple[TopicIdPartition, LeaderEpoch]] = {}
         if offsets_topic is not None:
-            self._partitions = offsets_topic.partitions_count
-            self._environment.offsets_partitions = self._partitions
-            for number in range(len(offsets_topic.partitions)):
-                where = TopicIdPartition(offsets_topic.topic_id, PartitionId(number))
-                epoch = self._leading(where)
-                if epoch is not None:
-                    led[where.partition] = (where, epoch)
-        for partition, shard in list(self._shards.items()):
-            if partition not in led or led[partition][1] != shard.epoch:
-                del self._shards[partition]
-                shard.close()
-        for partition, (where, epoch) in led.items():
-            if partition not in self._shards:
-                log = self._make_log(where, epoch)
-                shard = Shard(
-                    partition,
-                    epoch,
-                    log,
-                    self._clock,
-                    self._environment,
-                    present_topics=lambda: self._topics,
-                    is_clock_trusted=self._is_clock_trusted,
-                )
-                self._shards[partition] = shard
-                self._start(shard)
+            self._environment.offsets_partitions = offsets_topic.partitions_count
+        self._shards.follow(image)
         if changed:
             self._tick()
 
@@ -395,30 +377,76 @@ class GroupCoordinator:
         topics = {
             topic.name: TopicFacts(topic.topic_id, topic.routed_count)
             for topic in image.topics.values()
+            if topic.name not in INTERNAL_TOPICS
         }
         if topics == self._topics:
             return False
         self._topics = topics
         return True
 
-    def _start(self, shard: Shard) -> None:
-        if self._tasks is not None:
-            self._tasks.create_task(shard.run(), name=f"group-shard-{shard.partition}")
+    def _make_shard(self, topic: TopicImage, partition: PartitionId, epoch: LeaderEpoch) -> Shard:
+        shard = Shard(
+            partition,
+            epoch,
+            self._make_log(TopicIdPartition(topic.topic_id, partition), epoch),
+            self._clock,
+            self._environment,
+            present_topics=lambda: self._topics,
+            is_clock_trusted=self._is_clock_trusted,
+        )
+        if self._home_factory is not None:
+            offsets = TransactionOffsets(
+                self._know_topics,
+                functools.partial(self._undelivered_ends, shard),
+                lambda: self._topics,
+                self._limits,
+            )
+            kind = HomeKind.GROUPS
+            self._homes[partition] = self._home_factory.make(shard, kind, topic, offsets)
+        return shard
+
+    def _close_shard(self, shard: Shard) -> None:
+        home = self._homes.pop(shard.partition, None)
+        if home is not None:
+            home.close()
 
     async def run(self) -> None:
         """Own the shards' tasks and pass time to them, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            for shard in self._shards.values():
-                self._start(shard)
+            self._shards.start(tasks)
             while True:
                 self._tick()
                 await asyncio.sleep(TICK_MS / 1000)
 
+    @property
+    def homes(self) -> list[tuple[PartitionId, Home]]:
+        """The homes of the partitions that are led here."""
+        return sorted(self._homes.items())
+
+    async def answer_home(self, partition: PartitionId, request: HomeRequest[A]) -> A:
+        """Return the answer to a request about an id under a group that is coordinated here.
+
+        Raises KafkaError NOT_COORDINATOR or COORDINATOR_LOAD_IN_PROGRESS (nothing was done), or an
+        error of the request.
+        """
+        shard = self._shards.find(partition)
+        try:
+            held_groups.check_not_held(shard.state(), request.id.group, partition)
+            return await self._homes[partition].answer(request)
+        except KafkaError as error:
+            if error.code not in _STATE_ERRORS | LOGGED_ERRORS:
+                raise
+            refusal = error
+        await self._confirm(shard)
+        raise refusal
+
     def _tick(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        for shard in self._shards.values():
+        for shard in self._shards.by_partition.values():
             shard.tick(now_ms, self._topics, self._rebalance_timeout_ms, self._configs.retention)
+            if shard.partition in self._homes:
+                self._homes[shard.partition].tick()
             if self._tasks is not None:
                 self._targets.start(shard, self._tasks)
 
@@ -436,7 +464,7 @@ class GroupCoordinator:
             shard_troubles(number, shard.state(), self._topics, now_ms)
             if shard.is_ready
             else loading_troubles(number, shard.loading_ms)
-            for number, shard in sorted(self._shards.items())
+            for number, shard in sorted(self._shards.by_partition.items())
         ]
         return tuple(one for one in reports if one.is_any)
 
@@ -448,9 +476,9 @@ class GroupCoordinator:
         Raises KafkaError NOT_COORDINATOR or COORDINATOR_LOAD_IN_PROGRESS (nothing was done), or an
         error of the request.
         """
-        if not self._partitions:
+        if not self._shards.partitions_count:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
-        shard = self._shard(partition_of_group(request.group, self._partitions))
+        shard = self._shards.find(partition_of_group(request.group, self._shards.partitions_count))
         try:
             if isinstance(request, RepairGroup):
                 return cast(A, await self._repair(shard, request))
@@ -463,13 +491,6 @@ class GroupCoordinator:
         await self._confirm(shard)
         raise refusal
 
-    def _shard(self, partition: PartitionId) -> Shard:
-        shard = self._shards.get(partition)
-        if shard is None:
-            raise KafkaError(ErrorCode.NOT_COORDINATOR)
-        shard.state()
-        return shard
-
     async def list_groups(self, partition: PartitionId) -> list[GroupDescription]:
         """Return the groups of one partition of the offsets topic."""
         topics = self._topics
@@ -481,7 +502,7 @@ class GroupCoordinator:
                 for group in state.existing_groups()
             ]
 
-        return await self._read_proven(self._shard(partition), look)
+        return await self._read_proven(self._shards.find(partition), look)
 
     def _answer(self, shard: Shard, request: GroupRequest[Any]) -> Awaitable[Any]:
         match request:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from broker.coordinator.assignors import UNIFORM, ReplicaRacks, choose_assignor
 from broker.coordinator.group_messages import MOVES_KEPT, Move
 from broker.coordinator.positions import OffsetAndEpoch, ReadPosition
 from broker.coordinator.read_tokens import ReadTokens
 from broker.coordinator.records import (
+    GroupFactKey,
     GroupKey,
-    GroupRecord,
     GroupValue,
     InstanceKey,
     InstanceValue,
@@ -33,6 +33,7 @@ from broker.coordinator.records import (
     Seat,
     SeekKey,
     SeekValue,
+    ShardRecord,
     SkipKey,
     SkipValue,
     StartKey,
@@ -42,6 +43,8 @@ from broker.coordinator.records import (
     UnknownKey,
     partitions_of,
 )
+from broker.transactions.home_records import HOME_KEYS, HomeRecord, HomeValue
+from broker.transactions.home_state import HomeState
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId, TopicId, TopicName, TopicPartition
 
@@ -201,7 +204,7 @@ class Group:
     """True if a record holds its epoch; else its epoch began at `GroupsState.forgotten_epoch`."""
     empty_since_ms: int | None = None
     """Wall time at which the last instance left, if that is known."""
-    orphans: dict[InstanceId, dict[MemberKey | SeekKey, GroupRecord]] = field(default_factory=dict)
+    orphans: dict[InstanceId, dict[MemberKey | SeekKey, ShardRecord]] = field(default_factory=dict)
     """Memberships and seeks that were read before their instance, the newest of each. Compaction
     keeps only the newest record of the instance, which may be the later one."""
     owners: dict[TopicPartition, InstanceId] = field(default_factory=dict)
@@ -307,7 +310,9 @@ class GroupsState:
         self.left_out: LeftOutValue | None = None
         """Undecodable records without a group that a load left out; None if there never were."""
         self.sessions: dict[InstanceKey, Session] = {}
-        self.entries: list[GroupRecord] = []
+        self.home = HomeState()
+        """Transactions that commit offsets of these groups."""
+        self.entries: list[ShardRecord] = []
         self.ticked = 0
         """Index of the session with which the next tick continues."""
         self.forgotten_epoch = 0
@@ -332,14 +337,17 @@ class GroupsState:
 
     # ---- records
 
-    def apply(self, *entries: GroupRecord) -> None:
+    def apply(self, *entries: ShardRecord) -> None:
         """Fold records that were just decided, and keep them to be written."""
         for entry in entries:
-            assert entry.key.group not in self.held, "a held group must not change"
+            is_of_group = not isinstance(entry.key, HOME_KEYS)
+            assert not is_of_group or entry.key.group not in self.held, (
+                "a held group must not change"
+            )
             self.fold(entry)
             self.entries.append(entry)
 
-    def take(self) -> list[GroupRecord]:
+    def take(self) -> list[ShardRecord]:
         """Return the records to be written since the last call."""
         taken, self.entries = self.entries, []
         return taken
@@ -349,12 +357,18 @@ class GroupsState:
         taken, self.concerned = self.concerned, set()
         return taken
 
-    def fold(self, entry: GroupRecord) -> None:
+    def fold(self, entry: ShardRecord) -> None:
         """Apply a record that was decided here or read from the log."""
         key, value = entry
+        if isinstance(key, HOME_KEYS):
+            self.home.fold(HomeRecord(key, cast("HomeValue | None", value)))
+            return
         if not key.group:
             self._fold_without_group(key, value)
             return
+        self._fold_of_group(key, value)
+
+    def _fold_of_group(self, key: GroupFactKey, value: object) -> None:
         group = self.groups.get(key.group)
         if group is None:
             if value is None:
@@ -550,7 +564,7 @@ def _fold_orphan(
     segments only, and a record there may be gone for one behind all of them.
     """
     if value is not None:
-        group.orphans.setdefault(key.instance, {})[key] = GroupRecord(key, value)
+        group.orphans.setdefault(key.instance, {})[key] = ShardRecord(key, value)
     elif key.instance in group.orphans:
         group.orphans[key.instance].pop(key, None)
 

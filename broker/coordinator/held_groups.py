@@ -21,7 +21,6 @@ lead to the same state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from broker.coordinator.group_messages import ForgottenRecord, GroupOffset, GroupRepaired
 from broker.coordinator.group_state import Group, GroupsState, HeldGroup, Topics
@@ -29,7 +28,6 @@ from broker.coordinator.membership import remove_instance
 from broker.coordinator.rebalance import drop_deleted_topics
 from broker.coordinator.records import (
     GroupKey,
-    GroupRecord,
     GroupValue,
     InstanceKey,
     Key,
@@ -39,6 +37,7 @@ from broker.coordinator.records import (
     MemberValue,
     OffsetKey,
     SeekKey,
+    ShardRecord,
     SkipKey,
     StartKey,
     StartValue,
@@ -54,26 +53,8 @@ KEY_SHOWN_BYTES_MAX = 200
 """Most bytes of an undecodable record's key that an answer or a log line shows."""
 
 
-@dataclass(slots=True)
-class UndecodableRecords:
-    """The undecodable records of a load: the newest of each key, in the order of the log."""
-
-    by_key: dict[bytes, UndecodableRecord] = field(default_factory=dict)
-
-    def note(self, record: UndecodableRecord) -> None:
-        """Add a record that can't be decoded."""
-        key = encode_key(record.key)
-        self.by_key.pop(key, None)
-        self.by_key[key] = record
-
-    def replace(self, entry: GroupRecord) -> None:
-        """Drop a record whose key has a newer one that can be decoded."""
-        if self.by_key:
-            self.by_key.pop(encode_key(entry.key), None)
-
-
 def hold_groups(
-    state: GroupsState, found: UndecodableRecords, is_here: Callable[[GroupId], bool]
+    state: GroupsState, found: Iterable[UndecodableRecord], is_here: Callable[[GroupId], bool]
 ) -> list[UndecodableRecord]:
     """Move the groups that undecodable records name out of the state; return the other records.
 
@@ -81,7 +62,7 @@ def hold_groups(
     here, so no operator could repair it: its record counts as one without a group.
     """
     unnamed = []
-    for record in found.by_key.values():
+    for record in found:
         name = record.key.group
         if not name or not is_here(name):
             unnamed.append(record)
@@ -137,12 +118,12 @@ def forget_owners(
         members = [one for one in group.instances.values() if one.member is not None]
         epoch = 1 + max([group.epoch, newest + 1, *(one.member_epoch for one in members)])
         # Before the members' records, which hold the epochs that it is to be above.
-        state.apply(GroupRecord(GroupKey(group.name), GroupValue(epoch, group.default_assignor)))
+        state.apply(ShardRecord(GroupKey(group.name), GroupValue(epoch, group.default_assignor)))
         for one in members:
             for place in sorted(one.seeks.keys() & one.owned):
-                state.apply(GroupRecord(SeekKey(group.name, one.name, *place), None))
-            state.apply(GroupRecord(MemberKey(group.name, one.name), None))
-    state.apply(GroupRecord(LeftOutKey(), LeftOutValue(newest, len(news), state.trusted_ms)))
+                state.apply(ShardRecord(SeekKey(group.name, one.name, *place), None))
+            state.apply(ShardRecord(MemberKey(group.name, one.name), None))
+    state.apply(ShardRecord(LeftOutKey(), LeftOutValue(newest, len(news), state.trusted_ms)))
     return news
 
 
@@ -193,17 +174,17 @@ def repair(
     epoch = _next_epoch(state, held)
     empty = GroupValue(epoch, group.default_assignor, empty_since_ms=state.trusted_ms)
     # Before the members' records, which hold the epochs that it is to be above.
-    state.apply(GroupRecord(GroupKey(name), empty))
+    state.apply(ShardRecord(GroupKey(name), empty))
     for instance in sorted(group.instances):
         remove_instance(state, group, instance)
     for key in [key for entries in group.orphans.values() for key in entries]:
-        state.apply(GroupRecord(key, None))
+        state.apply(ShardRecord(key, None))
     group.orphans.clear()
     drop_deleted_topics(state, group, topics)
     for record in held.records:
         _begin_where_nothing_is_skipped(state, group, record.key, topics)
     for record in held.records:
-        state.apply(GroupRecord(record.key, _fact_without(group, record.key, empty)))
+        state.apply(ShardRecord(record.key, _fact_without(group, record.key, empty)))
     return answer
 
 
@@ -256,4 +237,4 @@ def _begin_where_nothing_is_skipped(
     if place in group.offsets or place in group.starts or key.topic not in topics:
         return
     value = StartValue(topics[key.topic].topic_id, 0)
-    state.apply(GroupRecord(StartKey(group.name, *place), value))
+    state.apply(ShardRecord(StartKey(group.name, *place), value))

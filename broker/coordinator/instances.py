@@ -48,12 +48,12 @@ from broker.coordinator.rebalance import (
     subscribed_topics,
 )
 from broker.coordinator.records import (
-    GroupRecord,
     InstanceKey,
     InstanceValue,
     Seat,
     SeekKey,
     SeekValue,
+    ShardRecord,
     by_topic,
 )
 from broker.coordinator.removal import forget_groups
@@ -158,7 +158,7 @@ def add_instance(
     if group is not None and holder is not None:
         take_seat(state, group, holder, key.instance, value)
         return
-    state.apply(GroupRecord(key, value))
+    state.apply(ShardRecord(key, value))
     make_room(state, limits)
 
 
@@ -290,7 +290,7 @@ def subscribe(
     group = state.groups[key.group]
     names = None if request.topics is None else tuple(sorted(set(request.topics)))
     value = replace(instance.value, topics=names, pattern=request.pattern)
-    state.apply(GroupRecord(key, value))
+    state.apply(ShardRecord(key, value))
     record_starts(state, key, starts, topics)
     retarget(state, group, topics, frozenset({key.instance}))
     drop_unused_starts(state, group, topics)
@@ -302,7 +302,7 @@ def unsubscribe(state: GroupsState, key: InstanceKey, topics: Topics) -> None:
     if instance.value.settings.auto_commit:
         commit_delivered(state, key, topics)
     forget_all(state, group, instance)
-    state.apply(GroupRecord(key, replace(instance.value, topics=None, pattern=None, manual=None)))
+    state.apply(ShardRecord(key, replace(instance.value, topics=None, pattern=None, manual=None)))
     retarget(state, group, topics)
     drop_unused_starts(state, group, topics)
 
@@ -339,7 +339,7 @@ def assign(
         commit_delivered(state, key, topics)
     forget_all(state, group, instance)
     session.positions.clear()
-    state.apply(GroupRecord(key, replace(instance.value, manual=by_topic(set(partitions)))))
+    state.apply(ShardRecord(key, replace(instance.value, manual=by_topic(set(partitions)))))
     record_starts(state, key, starts, topics)
     drop_unused_starts(state, group, topics)
 
@@ -368,7 +368,7 @@ def seek(
     _, _, session = state.find(key)
     for partition, place in targets.items():
         topic_id = topics[partition.topic].topic_id
-        state.apply(GroupRecord(SeekKey(*key, *partition), SeekValue(topic_id, *place)))
+        state.apply(ShardRecord(SeekKey(*key, *partition), SeekValue(topic_id, *place)))
         session.positions[partition] = position_at(place, topic_id)
 
 
@@ -455,7 +455,7 @@ def acknowledge_answer(state: GroupsState, key: InstanceKey, token: str | None) 
     held = session.tokens.acknowledge(session.positions, token)
     session.acknowledge_moves(token)
     if not instance.value.is_token_reader:
-        state.apply(GroupRecord(key, replace(instance.value, is_token_reader=True)))
+        state.apply(ShardRecord(key, replace(instance.value, is_token_reader=True)))
     return held
 
 

@@ -17,13 +17,13 @@ from broker.coordinator.group_state import Group, GroupsState, Instance, Topics
 from broker.coordinator.rebalance import forget_all, note_revocation, reconcile, retarget
 from broker.coordinator.records import (
     GroupKey,
-    GroupRecord,
     GroupValue,
     InstanceKey,
     InstanceValue,
     MemberKey,
     MemberValue,
     Seat,
+    ShardRecord,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, InstanceId
@@ -44,7 +44,7 @@ def vacate_seat(state: GroupsState, group: Group, instance: Instance) -> None:
     forget_all(state, group, instance)
     key = InstanceKey(group.name, instance.name)
     state.sessions[key].heard_ms = state.judge_ms
-    state.apply(GroupRecord(key, replace(instance.value, seat=Seat.VACANT)))
+    state.apply(ShardRecord(key, replace(instance.value, seat=Seat.VACANT)))
 
 
 def take_seat(
@@ -64,21 +64,21 @@ def take_seat(
     is_renamed = holder.name != name
     if is_renamed:
         if member is not None:
-            state.apply(GroupRecord(old_member, replace(member, target={}, owned={})))
+            state.apply(ShardRecord(old_member, replace(member, target={}, owned={})))
         lost = replace(old, seat=Seat.LOST, topics=None, pattern=None, manual=None)
-        state.apply(GroupRecord(old_key, lost))
+        state.apply(ShardRecord(old_key, lost))
     taken = replace(value, topics=old.topics, pattern=old.pattern, manual=old.manual)
-    state.apply(GroupRecord(new_key, taken))
+    state.apply(ShardRecord(new_key, taken))
     if member is not None:
         # The name may have been a member's before: none has an epoch above its group's at its end.
         least = max(member.epoch, group.epoch) if is_renamed else member.epoch
         kept = MemberValue(least + 1, member.target, member.owned)
-        state.apply(GroupRecord(new_member, kept))
+        state.apply(ShardRecord(new_member, kept))
     if is_renamed:
         if member is not None:
-            state.apply(GroupRecord(old_member, None))
+            state.apply(ShardRecord(old_member, None))
         if old.seat is Seat.VACANT:
-            state.apply(GroupRecord(old_key, None))
+            state.apply(ShardRecord(old_key, None))
     else:
         state.begin_session(new_key)
     seated = group.instances[name]
@@ -92,13 +92,13 @@ def remove_instance(state: GroupsState, group: Group, name: InstanceId) -> None:
     forget_all(state, group, instance)
     if instance.member_epoch > group.epoch:  # no later member of its name has its epochs again
         raised = GroupValue(instance.member_epoch, group.default_assignor)
-        state.apply(GroupRecord(GroupKey(group.name), raised))
+        state.apply(ShardRecord(GroupKey(group.name), raised))
     if instance.member is not None:
-        state.apply(GroupRecord(MemberKey(group.name, name), None))
-    state.apply(GroupRecord(InstanceKey(group.name, name), None))
+        state.apply(ShardRecord(MemberKey(group.name, name), None))
+    state.apply(ShardRecord(InstanceKey(group.name, name), None))
     if not group.instances:
         empty = GroupValue(group.epoch, group.default_assignor, empty_since_ms=state.trusted_ms)
-        state.apply(GroupRecord(GroupKey(group.name), empty))
+        state.apply(ShardRecord(GroupKey(group.name), empty))
 
 
 def evict(

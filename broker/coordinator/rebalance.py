@@ -22,7 +22,6 @@ from broker.coordinator.group_state import Group, GroupsState, Instance, Topics,
 from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.records import (
     GroupKey,
-    GroupRecord,
     GroupValue,
     InstanceKey,
     MemberKey,
@@ -30,6 +29,7 @@ from broker.coordinator.records import (
     OffsetKey,
     Seat,
     SeekKey,
+    ShardRecord,
     SkipKey,
     StartKey,
     StartValue,
@@ -164,9 +164,9 @@ def _record_targets(state: GroupsState, group: Group, targets: Targets) -> None:
     ):
         return
     epochs = [group.epoch, *(one.member_epoch for one in _all(group))]
-    state.apply(GroupRecord(GroupKey(group.name), GroupValue(max(epochs) + 1, default)))
+    state.apply(ShardRecord(GroupKey(group.name), GroupValue(max(epochs) + 1, default)))
     for one in former:
-        state.apply(GroupRecord(MemberKey(group.name, one.name), None))
+        state.apply(ShardRecord(MemberKey(group.name, one.name), None))
     for name, one in members.items():
         epoch = group.epoch if one.member is None else one.member.epoch
         set_member(state, group, one, epoch, targets[name], one.owned)
@@ -190,7 +190,7 @@ def record_start(
     topic_id = topics[partition.topic].topic_id
     known = group.offsets.get(partition) or group.starts.get(partition)
     if known is None or not is_present(partition, known, topics):
-        state.apply(GroupRecord(StartKey(group.name, *partition), StartValue(topic_id, *place)))
+        state.apply(ShardRecord(StartKey(group.name, *partition), StartValue(topic_id, *place)))
 
 
 def reconcile(
@@ -288,7 +288,7 @@ def _forget(
     for partition in sorted(partitions):
         session.positions.pop(partition, None)
         if partition in instance.seeks:
-            state.apply(GroupRecord(SeekKey(group.name, instance.name, *partition), None))
+            state.apply(ShardRecord(SeekKey(group.name, instance.name, *partition), None))
 
 
 def forget_all(state: GroupsState, group: Group, instance: Instance) -> None:
@@ -320,7 +320,7 @@ def set_member(
         stored_target = found.target if target == member.target else by_topic(target)
         stored_owned = found.owned if owned == member.owned else by_topic(owned)
         value = MemberValue(epoch, stored_target, stored_owned, previous)
-    state.apply(GroupRecord(MemberKey(group.name, member.name), value))
+    state.apply(ShardRecord(MemberKey(group.name, member.name), value))
 
 
 def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None:
@@ -339,10 +339,10 @@ def drop_unused_starts(state: GroupsState, group: Group, topics: Topics) -> None
         )
     ]
     for partition in sorted(unused):
-        state.apply(GroupRecord(StartKey(group.name, *partition), None))
+        state.apply(ShardRecord(StartKey(group.name, *partition), None))
     for partition in sorted(group.skips.keys() - group.offsets.keys() - group.starts.keys()):
         if partition not in by_hand and partition.topic not in subscribed:
-            state.apply(GroupRecord(SkipKey(group.name, *partition), None))
+            state.apply(ShardRecord(SkipKey(group.name, *partition), None))
 
 
 def is_concerned(group: Group, names: Set[TopicName]) -> bool:
@@ -375,13 +375,13 @@ def drop_deleted_topics(
             release(state, group, one, owned)
     for partition, offset in sorted(group.offsets.items(), key=lambda item: item[0]):
         if not is_present(partition, offset, topics):
-            state.apply(GroupRecord(OffsetKey(group.name, *partition), None))
+            state.apply(ShardRecord(OffsetKey(group.name, *partition), None))
     for partition, start in sorted(group.starts.items(), key=lambda item: item[0]):
         if not is_present(partition, start, topics):
-            state.apply(GroupRecord(StartKey(group.name, *partition), None))
+            state.apply(ShardRecord(StartKey(group.name, *partition), None))
     for partition, skip in sorted(group.skips.items(), key=lambda item: item[0]):
         if not is_present(partition, skip, topics):
-            state.apply(GroupRecord(SkipKey(group.name, *partition), None))
+            state.apply(ShardRecord(SkipKey(group.name, *partition), None))
 
 
 def _all(group: Group) -> list[Instance]:

@@ -1,6 +1,8 @@
-"""Records of the topic `__consumer_offsets`: a key, and the newest fact about it.
+"""Records of the coordinators' topics: a key, and the newest fact about it.
 
-The `Shard` writes them and replays them when it is loaded. They are ordinary JSON records, so that
+A shard writes them and replays them when it is loaded. Those of groups stand in
+`__consumer_offsets`, those of a home (`broker.transactions.home_records`) there and in
+`__transaction_state`. They are ordinary JSON records, so that
 compaction by key keeps the newest fact of each key. The key is an array that starts with its kind;
 the value is an object, or null if the fact no longer holds. Every prefix of records that are
 written together is valid, because a large append may survive in part.
@@ -10,9 +12,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -20,6 +22,17 @@ import orjson
 from broker.coordinator.assignors import UNIFORM
 from broker.coordinator.group_messages import ConsumerSettings
 from broker.log.leader_epoch_cache import NO_EPOCH
+from broker.transactions.home_records import (
+    HOME_KEYS,
+    HOME_KINDS,
+    HomeKey,
+    HomeValue,
+    TransactionValue,
+    decode_home_key,
+    decode_home_value,
+    encode_home_key,
+    encode_home_value,
+)
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import (
     GroupId,
@@ -109,7 +122,7 @@ class ProbeKey(NamedTuple):
     group: GroupId = GroupId("")
 
 
-Key = (
+GroupFactKey = (
     GroupKey
     | InstanceKey
     | MemberKey
@@ -121,6 +134,7 @@ Key = (
     | UnknownKey
     | ProbeKey
 )
+Key = HomeKey | GroupFactKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +265,8 @@ class ProbeValue:
 
 
 Value = (
-    GroupValue
+    HomeValue
+    | GroupValue
     | InstanceValue
     | MemberValue
     | OffsetValue
@@ -263,14 +278,14 @@ Value = (
 )
 
 
-class GroupRecord(NamedTuple):
-    """A fact about a group. ``value`` None: the fact no longer holds."""
+class ShardRecord(NamedTuple):
+    """A fact about a group, or of a home. ``value`` None: the fact no longer holds."""
 
     key: Key
     value: Value | None
 
 
-_KINDS: Mapping[str, tuple[type[Key], type[Value]]] = {
+_KINDS: Mapping[str, tuple[type[Any], type[Any]]] = {
     "group": (GroupKey, GroupValue),
     "instance": (InstanceKey, InstanceValue),
     "member": (MemberKey, MemberValue),
@@ -281,7 +296,7 @@ _KINDS: Mapping[str, tuple[type[Key], type[Value]]] = {
     "left-out": (LeftOutKey, LeftOutValue),
     "probe": (ProbeKey, ProbeValue),
 }
-_NAMES: Mapping[type[Key], str] = {key: name for name, (key, _) in _KINDS.items()}
+_NAMES: Mapping[type[Any], str] = {key: name for name, (key, _) in _KINDS.items()}
 
 
 def partition_of_group(group: GroupId, partitions: int) -> PartitionId:
@@ -293,11 +308,15 @@ def encode_key(key: Key) -> bytes:
     """Return the key as JSON text."""
     if isinstance(key, UnknownKey):
         return key.text
+    if isinstance(key, HOME_KEYS):
+        return encode_home_key(key)
     return orjson.dumps([_NAMES[type(key)], *key])
 
 
 def encode_value(value: Value | None) -> bytes:
     """Return the value as JSON text."""
+    if isinstance(value, TransactionValue):
+        return encode_home_value(value)
     return orjson.dumps(value)
 
 
@@ -311,8 +330,8 @@ class UndecodableRecord:
     reason: str
 
 
-def decode_entry(key: object, value: object) -> GroupRecord:
-    """Return the record of a parsed JSON key and value.
+def decode_entry(key: object, value: object) -> ShardRecord:
+    """Return the record of a parsed JSON key and value, not of a home's (`decode_record`).
 
     Raises:
         CorruptionError: the kind or shape is not known to this broker.
@@ -320,7 +339,7 @@ def decode_entry(key: object, value: object) -> GroupRecord:
     try:
         kind, *parts = msgspec.convert(key, list[str | int])
         key_type, value_type = _KINDS[str(kind)]
-        return GroupRecord(
+        return ShardRecord(
             msgspec.convert(parts, key_type),
             None if value is None else msgspec.convert(value, value_type),
         )
@@ -329,25 +348,45 @@ def decode_entry(key: object, value: object) -> GroupRecord:
         raise CorruptionError(msg) from error
 
 
+def is_of_home(key: object) -> bool:
+    """Return True if a parsed key is that of a home's record: its value must stay text (R12)."""
+    return isinstance(key, list) and bool(key) and key[0] in HOME_KINDS
+
+
+def _decode_home(key: list[str | int], value: bytes) -> ShardRecord:
+    kind, *parts = key
+    try:
+        return ShardRecord(decode_home_key(str(kind), parts), decode_home_value(str(kind), value))
+    except (ValueError, TypeError) as error:
+        msg = f"unknown record of a home key={key!r}: {error}"
+        raise CorruptionError(msg) from error
+
+
 def _decode_key(text: bytes) -> Key | None:
     try:
-        return decode_entry(orjson.loads(text), None).key
+        parts = orjson.loads(text)
+        if is_of_home(parts):
+            return _decode_home(parts, b"null").key
+        return decode_entry(parts, None).key
     except (CorruptionError, orjson.JSONDecodeError):
         return None
 
 
-def decode_record(key: bytes, value: bytes, offset: int) -> GroupRecord | UndecodableRecord:
+def decode_record(key: bytes, value: bytes, offset: int) -> ShardRecord | UndecodableRecord:
     """Return the record of a stored key and value, each its bytes view.
 
     No fact is skipped: it would be lost with the next change of its key. A null value is no fact,
     so it is known under any key.
     """
     try:
-        return decode_entry(orjson.loads(key), orjson.loads(value))
+        parts = orjson.loads(key)
+        if is_of_home(parts):
+            return _decode_home(parts, value)
+        return decode_entry(parts, orjson.loads(value))
     except (CorruptionError, orjson.JSONDecodeError) as error:
         known = _decode_key(key) or UnknownKey(_group_in(key), key)
         if value == b"null":
-            return GroupRecord(known, None)
+            return ShardRecord(known, None)
         reason = str(error)[:REASON_CHARACTERS_MAX]
         return UndecodableRecord(offset=offset, key=known, reason=reason)
 
@@ -360,6 +399,24 @@ def _group_in(key: bytes) -> GroupId:
         return GroupId("")
     named = len(parts) > 1 and isinstance(parts[0], str) and isinstance(parts[1], str)
     return GroupId(str(parts[1])) if named else GroupId("")
+
+
+@dataclass(slots=True)
+class UndecodableRecords:
+    """The undecodable records of a load: the newest of each key, in the order of the log."""
+
+    by_key: dict[bytes, UndecodableRecord] = field(default_factory=dict)
+
+    def note(self, record: UndecodableRecord) -> None:
+        """Add a record that can't be decoded."""
+        key = encode_key(record.key)
+        self.by_key.pop(key, None)
+        self.by_key[key] = record
+
+    def replace(self, entry: ShardRecord) -> None:
+        """Drop a record whose key has a newer one that can be decoded."""
+        if self.by_key:
+            self.by_key.pop(encode_key(entry.key), None)
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> ByTopic:

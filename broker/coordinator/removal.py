@@ -17,9 +17,9 @@ from broker.coordinator.group_state import EVERY_GROUP, Group, GroupsState, Topi
 from broker.coordinator.rebalance import subscribed_topics
 from broker.coordinator.records import (
     GroupKey,
-    GroupRecord,
     GroupValue,
     OffsetKey,
+    ShardRecord,
     SkipKey,
     StartKey,
 )
@@ -97,11 +97,11 @@ def forget_groups(state: GroupsState, groups: Iterable[Group]) -> None:
         return
     forgotten = max(state.forgotten_epoch, *(group.epoch for group in groups))
     if forgotten > state.forgotten_epoch:
-        state.apply(GroupRecord(EVERY_GROUP, GroupValue(forgotten)))
+        state.apply(ShardRecord(EVERY_GROUP, GroupValue(forgotten)))
     for group in groups:
         places = group.offsets.keys() | group.starts.keys() | group.skips.keys()
         _drop(state, group, sorted(places))
-        state.apply(GroupRecord(GroupKey(group.name), None))
+        state.apply(ShardRecord(GroupKey(group.name), None))
 
 
 def _drop(state: GroupsState, group: Group, places: Iterable[TopicPartition]) -> None:
@@ -111,11 +111,11 @@ def _drop(state: GroupsState, group: Group, places: Iterable[TopicPartition]) ->
     """
     for place in places:
         if place in group.offsets:
-            state.apply(GroupRecord(OffsetKey(group.name, *place), None))
+            state.apply(ShardRecord(OffsetKey(group.name, *place), None))
         if place in group.starts:
-            state.apply(GroupRecord(StartKey(group.name, *place), None))
+            state.apply(ShardRecord(StartKey(group.name, *place), None))
         if place in group.skips:
-            state.apply(GroupRecord(SkipKey(group.name, *place), None))
+            state.apply(ShardRecord(SkipKey(group.name, *place), None))
 
 
 # retention
@@ -145,7 +145,7 @@ def _expire_in(
     used = topics_in_use(group, topics)
     if not group.instances and group.has_record and group.empty_since_ms is None:
         dated = GroupValue(group.epoch, group.default_assignor, empty_since_ms=now_ms)
-        state.apply(GroupRecord(GroupKey(group.name), dated))
+        state.apply(ShardRecord(GroupKey(group.name), dated))
     since_ms = 0 if group.instances else (group.empty_since_ms or 0)
     late: list[TopicPartition] = []
     for place, value in sorted(group.offsets.items(), key=lambda item: item[0]):
@@ -153,7 +153,7 @@ def _expire_in(
             continue
         if value.committed_ms is None:
             seen = replace(value, committed_ms=now_ms)
-            state.apply(GroupRecord(OffsetKey(group.name, *place), seen))
+            state.apply(ShardRecord(OffsetKey(group.name, *place), seen))
         elif now_ms - max(value.committed_ms, since_ms) > retention_ms:
             late.append(place)
     if group.instances:
@@ -169,6 +169,6 @@ def _expire_in(
 
 def _drop_offsets(state: GroupsState, group: Group, places: Iterable[TopicPartition]) -> None:
     for place in places:
-        state.apply(GroupRecord(OffsetKey(group.name, *place), None))
+        state.apply(ShardRecord(OffsetKey(group.name, *place), None))
         if place in group.skips:
-            state.apply(GroupRecord(SkipKey(group.name, *place), None))
+            state.apply(ShardRecord(SkipKey(group.name, *place), None))

@@ -208,14 +208,17 @@ class PartitionLog:
         leader_epoch: int,
         now_ms: int,
         claim: Claim | None = None,
+        whole: bool = False,
     ) -> AppendInfo:
         """Assign offsets to the records, encode and write them: all of them or none (rule R2).
 
         With ``flush_before_ack`` a sync is requested, and ``on_durable`` is called when it is done.
-        Records with a claim become a single batch, however large (`broker.log.producer_state`).
+        Records with a claim become a single batch, however large (`broker.log.producer_state`). So
+        do those with ``whole``: no replica ever has some of them only (rule S1).
 
         Raises:
-            KafkaError: KAFKA_STORAGE_ERROR, with outcome NOT_WRITTEN if the file is unchanged.
+            KafkaError: KAFKA_STORAGE_ERROR, with outcome NOT_WRITTEN if the file is unchanged;
+                MESSAGE_TOO_LARGE, a single batch above `BATCH_LINES_MAX`.
             ValueError: no records, or a leader epoch older than the log's last one.
         """
         if leader_epoch < self.last_epoch or not records:
@@ -235,7 +238,7 @@ class PartitionLog:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,
-            batch_bytes_max=BATCH_BYTES_MAX if claim is None else sys.maxsize,
+            batch_bytes_max=BATCH_BYTES_MAX if claim is None and not whole else sys.maxsize,
             codec=ZSTD,
             pack=pack if self.config.zstd else None,
         )

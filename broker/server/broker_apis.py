@@ -25,6 +25,7 @@ from broker.server.forwarded_produce import (
 )
 from broker.server.groups import GroupRequests
 from broker.server.health import damage_led_here
+from broker.server.internal_topics import InternalTopics
 from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.metadata_requests import MetadataRequests
 from broker.server.poll_routing import PollRouting
@@ -49,7 +50,7 @@ from broker.server.requests import (
     RecordResult,
 )
 from broker.server.router import LeaderRouter
-from broker.server.topics import LiveConfigs, TopicRequests
+from broker.server.topics import LiveConfigs, TopicRequests, check_not_internal
 from raft_metadata.common.configs.table import TOPIC_CONFIGS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -119,6 +120,7 @@ class RoutedBrokerApis:
         self._configs = LiveConfigs(config)
         self._static_configs = config.static()
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
+        self.internal_topics = InternalTopics(config, loader, self._topics, clock, random_bytes)
         self._admin = AdminRequests(
             config, local, loader, controllers, peers, self.local_facts, self._topics
         )
@@ -152,8 +154,8 @@ class RoutedBrokerApis:
         self._deletion = RecordDeletion(config.broker_id, self.router, trimming, clock)
         self.coordinator = make_coordinator(BrokerDataReader(self))
         self._groups = GroupRequests(
-            config, self.router, self._reads, self.coordinator, loader, self._topics, clock,
-            random_bytes,
+            config, self.router, self._reads, self.coordinator, loader, self._topics,
+            self.internal_topics, clock, random_bytes,
         )  # fmt: skip
 
     def observe_drains(self, image: MetadataImage) -> None:
@@ -380,6 +382,7 @@ class RoutedBrokerApis:
         return await self._reads.offsets(topic, partition, seen_epoch)
 
     async def delete_records(self, topic: TopicName, partition: PartitionId, before: int) -> int:
+        check_not_internal(topic)
         return await self._deletion.delete(await self._existing(topic, partition), before)
 
     async def _existing(self, name: TopicName, number: PartitionId) -> TopicIdPartition:

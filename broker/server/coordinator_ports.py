@@ -1,28 +1,29 @@
 """Ports of the group coordinator: the log of its own partition, and reads of any topic.
 
 The `BrokerServer` makes them and gives them to the coordinator. `ReplicaShardLog` implements
-`broker.coordinator.shard.ShardLog`; `BrokerDataReader` implements
+`broker.coordinator.runtime.ShardLog`; `BrokerDataReader` implements
 `broker.coordinator.reader.DataReader`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import orjson
 
 from broker.coordinator.reader import Ends, Fetched
 from broker.coordinator.records import (
-    GroupRecord,
+    ShardRecord,
     UndecodableRecord,
     decode_entry,
     decode_record,
     encode_key,
     encode_value,
+    is_of_home,
 )
 from broker.record.batch import BatchHeader, RecordFormat
-from broker.record.lines import ProduceRecord, make_raw
+from broker.record.lines import BATCH_BYTES_MAX, ProduceRecord, make_raw, record_size
 from broker.record.render import split_line
 from broker.record.values import NULL, bytes_view
 from broker.server.fetch import LEADER_WAIT_MS
@@ -74,15 +75,18 @@ class ReplicaShardLog:
 
     def read(
         self, from_offset: int, up_to_offset: int
-    ) -> tuple[list[GroupRecord | UndecodableRecord], int]:
+    ) -> tuple[list[ShardRecord | UndecodableRecord], int]:
         replica, _ = self._leading()
-        entries: list[GroupRecord | UndecodableRecord] = []
+        entries: list[ShardRecord | UndecodableRecord] = []
         offset = from_offset
         for piece in replica.log.read(from_offset, READ_BYTES, up_to_offset):
             for line in bytes(piece.lines).split(b"\n")[:-1]:
                 try:
                     record = orjson.loads(line)
-                    entries.append(decode_entry(record["key"], record["value"]))
+                    if is_of_home(record["key"]):
+                        entries.append(_decode_line(line, piece.header))
+                    else:
+                        entries.append(decode_entry(record["key"], record["value"]))
                 except (CorruptionError, orjson.JSONDecodeError):
                     entries.append(_decode_line(line, piece.header))
             offset = piece.next_offset
@@ -101,32 +105,50 @@ class ReplicaShardLog:
         replica, _ = self._leading()
         replica.partition.check_may_append(all_replicas=True)
 
-    async def append(self, entries: Sequence[GroupRecord]) -> None:
-        """Append records of the group log with acks=all and wait until they are committed.
+    async def append(self, decisions: Sequence[Sequence[ShardRecord]]) -> None:
+        """Append the records of decisions with acks=all and wait until they are committed.
 
-        Nothing is awaited between the check of the leader epoch and the append.
+        Several decisions share a batch up to `BATCH_BYTES_MAX`; none is parted (rule S1). Nothing
+        is awaited between the check of the leader epoch and an append.
         """
-        try:
-            self._leading()
-        except KafkaError as error:
-            raise KafkaError(error.code, error.message, outcome=Outcome.NOT_WRITTEN) from None
+        for records in _batches(decisions):
+            try:
+                self._leading()
+            except KafkaError as error:
+                raise KafkaError(error.code, error.message, outcome=Outcome.NOT_WRITTEN) from None
+            await self._local.append(
+                Append(
+                    partition=self._partition,
+                    records=records,
+                    key_format=RecordFormat.JSON,
+                    value_format=RecordFormat.JSON,
+                    acks=ACKS_ALL,
+                    timeout_ms=WRITE_TIMEOUT_MS,
+                    whole=True,
+                )
+            )
+
+
+def _batches(decisions: Sequence[Sequence[ShardRecord]]) -> Iterator[list[ProduceRecord]]:
+    """Yield the records of whole decisions, batch by batch."""
+    gathered: list[ProduceRecord] = []
+    gathered_bytes = 0
+    for decision in decisions:
         records = [
             ProduceRecord(key=make_raw(encode_key(key)), value=make_raw(encode_value(value)))
-            for key, value in entries
+            for key, value in decision
         ]
-        await self._local.append(
-            Append(
-                partition=self._partition,
-                records=records,
-                key_format=RecordFormat.JSON,
-                value_format=RecordFormat.JSON,
-                acks=ACKS_ALL,
-                timeout_ms=WRITE_TIMEOUT_MS,
-            )
-        )
+        size = sum(record_size(record) for record in records)
+        if gathered and gathered_bytes + size > BATCH_BYTES_MAX:
+            yield gathered
+            gathered, gathered_bytes = [], 0
+        gathered += records
+        gathered_bytes += size
+    if gathered:
+        yield gathered
 
 
-def _decode_line(line: bytes, header: BatchHeader) -> GroupRecord | UndecodableRecord:
+def _decode_line(line: bytes, header: BatchHeader) -> ShardRecord | UndecodableRecord:
     """Return a record that is not one of ours as it was written, or that can't be decoded."""
     offset, _, _, key, value = split_line(line)
     return decode_record(

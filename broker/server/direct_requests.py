@@ -23,7 +23,7 @@ from broker.server.produce import is_keyless
 from broker.server.requests import FINAL, UNKNOWN_EPOCH
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import NO_LEADER, PartitionId, TopicIdPartition, TopicName
-from raft_metadata.common.internal_topics import INTERNAL_TOPICS
+from raft_metadata.common.internal_topics import INTERNAL_TOPICS, UNREADABLE_TOPICS
 from raft_metadata.common.record_placement import partition_for_key
 
 if TYPE_CHECKING:
@@ -251,6 +251,8 @@ class DirectRequests:
         seen_epoch: int = UNKNOWN_EPOCH,
     ) -> tuple[FetchResult, TopicImage] | None:
         image = self._loader.image.topic(topic)
+        if topic in UNREADABLE_TOPICS:
+            return None  # `BrokerApis.fetch` refuses it
         if image is None or not image.is_complete or not partition < image.partitions_count:
             return None
         if image.partitions[partition].leader != self._broker_id:

@@ -26,6 +26,7 @@ from broker.server.peer_codec import PeerRequestKind
 from broker.server.requests import UNKNOWN_EPOCH, note_passed_to
 from raft_metadata.common.configs.table import REPLICA_SELECTOR
 from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.internal_topics import read_refusal
 from raft_metadata.image.metadata_image import broker_layers
 from raft_metadata.records.records import BrokerState
 
@@ -90,6 +91,9 @@ class ReadRouting:
     async def fetch(self, request: FetchRequest) -> FetchResult:
         """Read from the leader, or from a follower if the request names a rack."""
         limits = self._limits
+        refusal = read_refusal(request.topic)
+        if refusal is not None:
+            raise refusal
         partition = await self._meant(request)
         await self._know_epoch(partition, max(request.seen_epoch, request.leader_epoch))
         max_wait_ms = max(0, min(request.max_wait_ms, limits.max_fetch_wait_ms))

@@ -1,9 +1,9 @@
 """Requests of consumer groups: checks, the offsets topic, the way to the coordinator, lags.
 
-`RoutedBrokerApis` calls `GroupRequests` for every request of a group. It checks names, creates
-`__consumer_offsets` on first use, finds the broker that leads the group's partition of that topic
-and forwards the request there once. The coordinator does not know the ends of other topics, so lags
-are added here.
+`RoutedBrokerApis` calls `GroupRequests` for every request of a group. It checks names, has
+`__consumer_offsets` created on first use, finds the broker that leads the group's partition of that
+topic and forwards the request there once. The coordinator does not know the ends of other topics,
+so lags are added here.
 """
 
 from __future__ import annotations
@@ -38,28 +38,23 @@ from broker.coordinator.group_messages import (
 )
 from broker.coordinator.records import OFFSETS_TOPIC, partition_of_group
 from broker.server import peer_codec
+from broker.server.internal_topics import check_no_group_reads
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.topics import TOPIC_NAME
-from raft_metadata.common.configs.table import (
-    OFFSETS_TOPIC_NUM_PARTITIONS,
-    OFFSETS_TOPIC_REPLICATION_FACTOR,
-)
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import (
     InstanceId,
     PartitionId,
-    TopicId,
     TopicIdPartition,
     TopicPartition,
     id_from_bytes,
 )
-from raft_metadata.image.metadata_image import cluster_layers
-from raft_metadata.records.commands import CreateTopic
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.server.fetch import ReadRouting
+    from broker.server.internal_topics import InternalTopics
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.router import Attempt, LeaderRouter
     from broker.server.topics import TopicRequests
@@ -73,9 +68,6 @@ GROUP_TIMEOUT_MS = 10_000
 """Time to find a coordinator and to get its answer."""
 READ_TIMEOUT_MS = 5_000
 """Time for a read, and the least time for a poll: clients give up on reads sooner."""
-FIRST_USE_TIMEOUT_MS = 15_000
-"""Time to wait for as many live brokers as the offsets topic's replication factor needs."""
-FIRST_USE_RETRY_MS = 200
 NAME_MADE_UP = "rest-consumer-"
 LAGS_AT_ONCE = 32
 """Partitions whose end offsets are requested at the same time."""
@@ -87,7 +79,7 @@ class GroupRequests:
     Owned by `RoutedBrokerApis`, on its loop. Stateless between requests.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 the parts of a broker
         self,
         config: BrokerConfig,
         router: LeaderRouter,
@@ -95,6 +87,7 @@ class GroupRequests:
         coordinator: GroupCoordinator,
         loader: MetadataLoader,
         topics: TopicRequests,
+        internal_topics: InternalTopics,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
     ) -> None:
@@ -104,6 +97,7 @@ class GroupRequests:
         self._coordinator = coordinator
         self._loader = loader
         self._topics = topics
+        self._internal_topics = internal_topics
         self._clock = clock
         self._random_bytes = random_bytes
 
@@ -114,6 +108,7 @@ class GroupRequests:
         partitions.
         """
         _check_names(request)
+        check_no_group_reads(request)
         await self._check_partitions(request)
         wait_ms = GROUP_TIMEOUT_MS
         named_request: GroupRequest[A] = request
@@ -207,49 +202,9 @@ class GroupRequests:
 
     async def _offsets_topic(self, request: GroupRequest[Any] | None) -> TopicImage | None:
         """Return `__consumer_offsets`, creating it for the first write; None if no group exists."""
-        may_create = isinstance(request, CreateInstance | CommitGroup | JoinGroup)
-        topic = self._loader.image.topic(OFFSETS_TOPIC)
-        if topic is None:
-            if may_create:
-                await self._topics.look_for(OFFSETS_TOPIC)
-            else:
-                await self._topics.catch_up_with(OFFSETS_TOPIC)
-            topic = self._loader.image.topic(OFFSETS_TOPIC)
-        if topic is None and may_create:
-            await self._create_offsets_topic()
-            topic = self._loader.image.topic(OFFSETS_TOPIC)
-            if topic is None:
-                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        return topic
-
-    async def _create_offsets_topic(self) -> None:
-        """Create `__consumer_offsets`, waiting for as many live brokers as it needs.
-
-        Its configs are read here, once (rule M8). Raises COORDINATOR_NOT_AVAILABLE
-        after `FIRST_USE_TIMEOUT_MS`.
-        """
-        layers = cluster_layers(self._loader.image, self._config.static())
-        command = CreateTopic(
-            name=OFFSETS_TOPIC,
-            topic_id=TopicId(id_from_bytes(self._random_bytes(16))),
-            partitions_count=layers.number(OFFSETS_TOPIC_NUM_PARTITIONS),
-            replication_factor=layers.number(OFFSETS_TOPIC_REPLICATION_FACTOR) or None,
-            configs={"flush": "ack"},
-        )
-        deadline_ms = self._clock.monotonic_ms() + FIRST_USE_TIMEOUT_MS
-        while True:
-            try:
-                await self._topics.create_internal(command)
-                return
-            except KafkaError as error:
-                if error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
-                    await self._topics.catch_up_with(OFFSETS_TOPIC)
-                    return
-                if self._clock.monotonic_ms() >= deadline_ms:
-                    text = f"{OFFSETS_TOPIC} can't be created: {error.message}"
-                    code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-                    raise KafkaError(code, text) from error
-            await asyncio.sleep(FIRST_USE_RETRY_MS / 1000)
+        if isinstance(request, CreateInstance | CommitGroup | JoinGroup):
+            return await self._internal_topics.for_first_write(OFFSETS_TOPIC)
+        return await self._internal_topics.existing(OFFSETS_TOPIC)
 
     # every group
 

@@ -319,6 +319,9 @@ class Append:
     """Under a claim: the refusal of the records by the topic's configs. They may have been written
     before the configs changed, and a repeat is answered as the first one (invariant T2); anything
     else is refused."""
+    whole: bool = False
+    """True if all records must be one batch, which no replica has in part (rule S1). At most
+    `BATCH_LINES_MAX` bytes of lines, else MESSAGE_TOO_LARGE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,6 +424,7 @@ class LocalPartitions:
             leader_epoch=role.epoch,
             now_ms=self._clock.wall_ms(),
             claim=request.claim,
+            whole=request.whole,
         )
         base, last = info.base_offset, info.last_offset
         self._manager.appended(replica, base, last + 1, info.raw)

@@ -39,6 +39,7 @@ from broker.server.requests import PollPage, note_passed_to
 from broker.server.router import DEPOSED_GRACE_MS, REROUTE_PAUSE_MS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import TopicIdPartition
+from raft_metadata.common.internal_topics import read_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -167,6 +168,9 @@ class PollRouting:
         topic = self.image.topic(row.topic)
         if topic is None:
             return _unknown(row)
+        refusal = read_refusal(row.topic)
+        if refusal is not None:
+            return refusal
         if row.topic_id not in {None, topic.topic_id}:
             text = (
                 f"topic {row.topic} has the id {topic.topic_id}, not {row.topic_id}: it was "

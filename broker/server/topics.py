@@ -378,9 +378,9 @@ def _not_written(name: TopicName, failure: KafkaError) -> KafkaError:
 
 
 def check_not_internal(name: str) -> None:
-    """Refuse a client's creation, produce or deletion of the topic that holds the groups."""
+    """Refuse a client's creation, produce, trimming or deletion of an internal topic."""
     if name in INTERNAL_TOPICS:
-        text = f"{name} is the cluster's own: it is made on first use and written by coordinators"
+        text = f"{name} is the cluster's own: only its leaders write, trim or delete it"
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
 
 

@@ -27,27 +27,6 @@ CREATE_TIMEOUT_S = 60.0
 """Seconds for one attempt at creating a topic, which is answered once every partition is ready."""
 
 
-def partition_leaders(topic: str) -> Call[Sequence[int]]:
-    """Return the call that lists the broker id of each partition's leader, by number; -1: none.
-
-    404/40401 for a topic that is not there.
-    """
-
-    def parse(answer: Answer) -> list[int]:
-        rows = answer.json()
-        if not isinstance(rows, list):
-            msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
-            raise ProtocolError(msg)
-        try:
-            rows = sorted(rows, key=lambda row: int(row["partition"]))
-            return [int(row["leader"]) for row in rows]
-        except (KeyError, TypeError, ValueError) as error:
-            msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
-            raise ProtocolError(msg) from error
-
-    return Call(Request(method="GET", path=path_of("topics", topic, "partitions")), parse)
-
-
 @dataclass(frozen=True, slots=True)
 class TopicLimits:
     """Configs of a topic that decide whether a value is split."""
@@ -56,19 +35,46 @@ class TopicLimits:
     is_compacted: bool
 
 
-def topic_limits(topic: str) -> Call[TopicLimits]:
-    """Return the call that reads the limits of a topic."""
+def partition_leaders(topic: str) -> Call[Sequence[int]]:
+    """Return the call that lists the broker id of each partition's leader, by number; -1: none.
 
-    def parse(answer: Answer) -> TopicLimits:
+    404/40401 for a topic that is not there.
+    """
+
+    def parse(answer: Answer) -> list[int]:
+        return _leaders(topic, answer, answer.json())
+
+    return Call(Request(method="GET", path=path_of("topics", topic, "partitions")), parse)
+
+
+def leaders_and_limits(topic: str) -> Call[tuple[Sequence[int], TopicLimits]]:
+    """Return the call that answers what `partition_leaders` does, and the limits of the topic.
+
+    404/40403 for a topic that is not there.
+    """
+
+    def parse(answer: Answer) -> tuple[list[int], TopicLimits]:
+        body = answer.json()
         try:
-            configs = answer.json()["configs"]
+            configs, rows = body["configs"], body["partitions"]
             limit, policy = int(configs["max.message.bytes"]), str(configs["cleanup.policy"])
         except (KeyError, TypeError, ValueError) as error:
-            msg = f"expected the configs of {topic}, got {answer.body[:100]!r}"
+            msg = f"expected topic {topic}, got {answer.body[:100]!r}"
             raise ProtocolError(msg) from error
-        return TopicLimits(limit, "compact" in policy.split(","))
+        return _leaders(topic, answer, rows), TopicLimits(limit, "compact" in policy.split(","))
 
     return Call(Request(method="GET", path=path_of("topics", topic)), parse)
+
+
+def _leaders(topic: str, answer: Answer, rows: object) -> list[int]:
+    try:
+        if not isinstance(rows, list):
+            raise TypeError
+        rows = sorted(rows, key=lambda row: int(row["partition"]))
+        return [int(row["leader"]) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"expected the partitions of {topic}, got {answer.body[:100]!r}"
+        raise ProtocolError(msg) from error
 
 
 def auto_create_topic(cluster_id: str, name: str) -> Call[None]:

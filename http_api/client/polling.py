@@ -63,6 +63,8 @@ class PolledPage:
     epochs: tuple[tuple[int, int], ...] = ()
     """With ``news_only``: (epoch, first offset) of what lies before ``next_offset``, at most 16,
     the first ones."""
+    served_by_url: str | None = None
+    """With ``rack``: URL of the replica that served the page, to be asked next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,4 +190,5 @@ def _page(head: dict[str, Any], body: bytes, decoded_max: int) -> Polled:
         records=head["records"],
         body=body,
         epochs=tuple((epoch, first) for epoch, first in head.get("epochs", ())),
+        served_by_url=head.get("served_by_url"),
     )

@@ -234,7 +234,7 @@ def topic_layers(
     topic = image.topic_configs(topic_id)
     known = image.topics.get(topic_id)
     if known is not None and known.name in INTERNAL_TOPICS:
-        topic = {**INTERNAL_DEFAULTS, **topic}
+        topic = {**INTERNAL_DEFAULTS[known.name], **topic}
     return ConfigLayers(
         topic=topic,
         broker=broker,

@@ -125,10 +125,11 @@ async def test_a_page_of_a_poll_through_a_proxy_names_no_leader_by_url(proxied: 
     row = b'{"topic_name":"flights","partition_id":0,"offset":0}'
     for seen, is_named in (({}, True), (SEEN, False)):
         headers = {"Content-Type": "application/json", **seen}
-        body = b'{"partitions":[%b]}' % row
+        body = b'{"partitions":[%b],"rack":"a"}' % row
         answer = await proxied.call("POST", f"{V3}/records:poll", body, headers)
         page = json.loads(answer.body.partition(b"\n")[0])["page"]
         assert (page["leader_url"] is not None) is is_named
+        assert (page["served_by_url"] is not None) is is_named
 
 
 async def test_an_answer_through_a_proxy_names_no_coordinator_by_url(proxied: Door) -> None:

@@ -92,6 +92,13 @@ async def test_pages_of_what_has_records_in_the_bodys_order(door: Door) -> None:
     assert lines == fetched.body, "the page holds what include=batches answers"
 
 
+async def test_a_page_for_a_reader_in_a_rack_names_the_replica_that_served(door: Door) -> None:
+    await write(door, 0, 7)
+    [(plain, _)] = pages(await poll(door, row()))
+    [(page, _)] = pages(await poll(door, row(), rack="a"))
+    assert page == plain | {"served_by": 1, "served_by_url": "http://127.0.0.1:8082"}
+
+
 async def test_nothing_in_time_is_an_empty_body_with_its_length(door: Door) -> None:
     began = time.monotonic()
     answer = await poll(door, row(0), row(1), wait_ms=150)

@@ -62,6 +62,34 @@ async def test_clients_neither_write_nor_delete_the_offsets_topic(cluster: LiveC
         assert 400 <= answer.status < 500, answer
 
 
+async def test_clients_neither_trim_the_offsets_topic_nor_read_it_in_a_group(
+    cluster: LiveCluster,
+) -> None:
+    name = "__consumer_offsets"
+    clusters_url = f"{cluster.url(2)}/v3/clusters/{cluster.read().cluster_id}"
+    path = f"{cluster.topics_url(2)}/{name}/partitions/0:delete-records"
+    answer = await cluster.ask("POST", path, {"before_offset": -1})
+    assert (answer.status, "cluster's own" in answer.body["message"]) == (400, True), answer
+    path = f"{clusters_url}/consumer-groups/curious/offsets"
+    body: object = {"data": [{"topic_name": name, "partition_id": 0, "offset": 0}]}
+    answer = await cluster.ask("PATCH", path, body)
+    assert (answer.status, "no group reads it" in answer.body["message"]) == (400, True), answer
+    answer = await cluster.ask("POST", f"{cluster.url(1)}/consumers/curious", {"name": "one"}, V2)
+    assert answer.status == 200, answer
+    instance = f"{cluster.url(1)}/consumers/curious/instances/one"
+    answer = await cluster.ask("POST", f"{instance}/subscription", {"topics": [name]}, V2)
+    assert answer.status == 400, answer
+    place = {"topic": name, "partition": 0}
+    answer = await cluster.ask("POST", f"{instance}/assignments", {"partitions": [place]}, V2)
+    assert answer.status == 400, answer
+    await cluster.create_topic("plain")
+    answer = await cluster.ask("POST", f"{instance}/subscription", {"topic_pattern": ".*"}, V2)
+    assert answer.status == 204, answer
+    answer = await cluster.ask("GET", f"{instance}/subscription", None, V2)
+    assert "plain" in answer.body["topics"]
+    assert name not in answer.body["topics"]
+
+
 async def committed(cluster: LiveCluster, broker: int, group: str, deadline_s: float) -> int | None:
     """What one broker says; None where it says nothing."""
     url = f"{cluster.url(broker)}/v3/clusters/{cluster.read().cluster_id}/consumer-groups/{group}"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -193,6 +196,61 @@ def test_two_processes_with_one_static_id(cluster: LiveCluster) -> None:
         with pytest.raises(FencedError):
             read(old, 1)
         old.close()
+
+
+STATIC_MEMBER = """
+import sys
+from http_api.client.sdk.consumer import Consumer
+
+def tell(_, partitions):
+    print(*(one.partition for one in partitions), flush=True)
+
+settings = {"group_id": "seats", "group_instance_id": "first", "auto_offset_reset": "earliest"}
+with Consumer(sys.argv[1:], **settings) as consumer:
+    consumer.subscribe(["seats"], on_assign=tell)
+    try:
+        for _ in consumer:
+            pass
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_a_static_member_that_restarts_keeps_its_partitions_and_moves_none(
+    cluster: LiveCluster,
+) -> None:
+    """Ended with a `close`, or killed: within its session the group's epoch stays, too."""
+    create(cluster, "seats", 4)
+    command = [sys.executable, "-c", STATIC_MEMBER, *(one.url for one in cluster.brokers)]
+    changes: list[list[int]] = []
+
+    def note(_: object, partitions: list[TopicPartition]) -> None:
+        changes.append([one.partition for one in partitions])
+
+    with open_consumer(cluster, "seats", session_timeout_ms=45_000) as other:
+        other.subscribe(["seats"], on_assign=note, on_revoke=note)
+
+        def begin() -> subprocess.Popen[str]:
+            return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+        def owned_by(member: subprocess.Popen[str]) -> set[int]:
+            assert member.stdout is not None
+            return {int(one) for one in member.stdout.readline().split()}
+
+        member = begin()
+        wait(lambda: other.poll(0.05) is None and len(other.assignment()) == 2, "each owns two")
+        mine = {0, 1, 2, 3} - {one.partition for one in other.assignment()}
+        before = other.metrics()["member_epoch"], changes[:]
+        for ending in (signal.SIGINT, signal.SIGKILL, signal.SIGINT):
+            assert owned_by(member) == mine
+            assert other.poll(0.5) is None
+            assert (other.metrics()["member_epoch"], changes) == before
+            member.send_signal(ending)
+            member.communicate()
+            assert member.returncode == (0 if ending is signal.SIGINT else -signal.SIGKILL)
+            member = begin()
+        member.kill()
+        member.communicate()
 
 
 def test_a_slow_program_loses_its_partitions_and_joins_again(cluster: LiveCluster) -> None:

@@ -92,6 +92,7 @@ async def test_the_asyncio_twin_splits_as_well(cluster: LiveCluster) -> None:
     async with AsyncProducer(urls(cluster), large_messages="split") as producer:
         await producer.produce(topic, b"x" * 100_000, on_delivery=lambda *_: None)
         await producer.send(topic, b"y" * 100_000)
+        await producer.send("made-by-a-record", b"z")
     found = await asyncio.to_thread(read, cluster, topic, 2)
     assert [value for _, value, _ in found] == [b"x" * 100_000, b"y" * 100_000]
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -556,6 +556,64 @@ def test_a_member_that_is_joining_leaves_when_it_is_closed() -> None:
         wait(lambda: broker.count("join") == 1, "it joins")
         consumer.close(2.0)
         assert broker.count("leave") == 1
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_a_stopped_leader_is_left_for_the_next_one_and_nothing_comes_twice(
+    cluster: LiveCluster, is_group: bool
+) -> None:
+    """Its fetch would last for 40 s: the wait, and ten seconds for the answer."""
+    topic = f"stopped-{is_group}"
+    create(cluster, topic, 3, 5)
+    asyncio.run(cluster.wait_healthy(topic, 3))
+    stopped = asyncio.run(cluster.leader(topic))
+    awake = cluster.others(stopped)[0].id
+    settings = settings_of(cluster, topic, session_timeout_ms=10_000)
+    found: list[tuple[int, int]] = []
+
+    with Consumer(**settings) as consumer:
+
+        def read(count: int) -> Callable[[], bool]:
+            def has_all() -> bool:
+                found.extend((one.partition, one.offset) for one in consumer.consume(9, 0.1))
+                return len(found) >= count
+
+            return has_all
+
+        async def write(offset: int) -> None:
+            for partition in range(3):
+                answer = await cluster.produce(awake, topic, "x", partition=partition)
+                assert answer.body["offsets"][0]["offset"] == offset, answer
+
+        if is_group:
+            consumer.subscribe([topic])
+        else:
+            consumer.assign([TopicPartition(topic, at, 0) for at in range(3)])
+        wait(read(15), "all is read")
+        assert consumer.consume(9, 2.0) == []  # long waits have begun
+        cluster.pause(f"broker-{stopped}")
+        try:
+            moved = cluster.until(has_moved(cluster, topic, stopped, awake), "another one leads")
+            asyncio.run(moved)
+            asyncio.run(write(5))
+            wait(read(18), "the next leader is read from", 12.0)
+        finally:
+            cluster.resume(f"broker-{stopped}")
+        asyncio.run(cluster.wait_healthy(topic, 3))
+        asyncio.run(write(6))
+        wait(read(21), "reading goes on")
+        assert consumer.consume(9, 2.0) == []
+    for partition in range(3):
+        assert [offset for at, offset in found if at == partition] == list(range(7))
+
+
+def has_moved(
+    cluster: LiveCluster, topic: str, old: int, through: int
+) -> Callable[[], Awaitable[bool]]:
+    async def moved() -> bool:
+        return await cluster.leader(topic, through=through) != old
+
+    return moved
 
 
 def test_a_deleted_topic_is_reported_once_in_a_while(cluster: LiveCluster) -> None:

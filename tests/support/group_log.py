@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.coordinator.records import (
-    GroupRecord,
+    ShardRecord,
     UndecodableRecord,
     decode_record,
     encode_key,
@@ -20,7 +20,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 class SharedLog:
     """What all coordinators, one after the other, have written."""
 
-    entries: list[GroupRecord | UndecodableRecord] = field(default_factory=list)
+    entries: list[ShardRecord | UndecodableRecord] = field(default_factory=list)
     high_watermark: int = 0
     epoch: int = 0
     moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -39,7 +39,7 @@ class SharedLog:
 
 
 class MemoryShardLog:
-    """`broker.coordinator.shard.ShardLog` in one epoch."""
+    """`broker.coordinator.runtime.ShardLog` in one epoch."""
 
     def __init__(self, shared: SharedLog, epoch: int) -> None:
         self.shared = shared
@@ -49,7 +49,7 @@ class MemoryShardLog:
         self.may_append = self.has_role = True
         self.next_append: KafkaError | None = None
         """The next append fails with this; of outcome unknown, it is written all the same."""
-        self.appends: list[list[GroupRecord]] = []
+        self.appends: list[list[ShardRecord]] = []
 
     def _check(self) -> None:
         if self.epoch != self.shared.epoch:
@@ -62,7 +62,7 @@ class MemoryShardLog:
 
     def read(
         self, from_offset: int, up_to_offset: int
-    ) -> tuple[list[GroupRecord | UndecodableRecord], int]:
+    ) -> tuple[list[ShardRecord | UndecodableRecord], int]:
         self._check()
         end = min(from_offset + 3, up_to_offset)
         return self.shared.entries[from_offset:end], end
@@ -82,8 +82,9 @@ class MemoryShardLog:
         if not self.may_append:
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
 
-    async def append(self, entries: Sequence[GroupRecord]) -> None:
+    async def append(self, decisions: Sequence[Sequence[ShardRecord]]) -> None:
         self._check()
+        entries = [entry for decision in decisions for entry in decision]
         self.appends.append(list(entries))
         failure, self.next_append = self.next_append, None
         if failure is not None and failure.outcome is Outcome.NOT_WRITTEN:

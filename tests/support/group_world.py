@@ -17,7 +17,7 @@ from broker.coordinator.group_messages import (
 from broker.coordinator.group_state import Group, GroupsState, Instance, TopicFacts
 from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.read_tokens import DeliveredPart
-from broker.coordinator.records import GroupRecord, InstanceKey
+from broker.coordinator.records import InstanceKey, ShardRecord
 from raft_metadata.common.ids import GroupId, InstanceId, PartitionId, TopicId, TopicName
 from raft_metadata.common.ids import TopicPartition as Place
 
@@ -41,11 +41,11 @@ class GroupWorld:
     def __init__(self, partitions: int = 4, start: int = 0) -> None:
         self.topics = {T: facts(partitions)}
         self.start = start
-        self.log: list[GroupRecord] = []
+        self.log: list[ShardRecord] = []
         self.lives = 0
         self.state = GroupsState()
 
-    def write(self) -> list[GroupRecord]:
+    def write(self) -> list[ShardRecord]:
         entries = self.state.take()
         self.log += entries
         return entries

@@ -80,6 +80,8 @@ class ProducedWorld:
         self.max_message_bytes = 1_000
         self.hanging: set[int] = set()
         """Partitions whose requests are not answered."""
+        self.paths: list[str] = []
+        """Path of each request that arrived."""
         self.deepest = 0
         self._under_way: dict[int, int] = {}
         self._events: list[tuple[float, int, Worker]] = []
@@ -142,10 +144,7 @@ class ProducedWorld:
             topic = self.run(self.core.topics.learn(TOPIC, 10.0))
         fields = self.encode(value, key, None, None)
         parts = topic.limits and self.core.parts_of(topic.limits, fields, has_headers=False)
-        if parts is None:
-            self.core.put(topic, partition, fields, on_delivery, key, value)
-        else:
-            self.core.put_parts(topic, partition, parts, on_delivery, key, value)
+        self.core.put(topic, partition, fields, on_delivery, key, value, parts)
         if self.core.has_news:
             self.core.bring_worker(self)  # type: ignore[arg-type]
 
@@ -229,6 +228,7 @@ class ProducedWorld:
 
     def _serve(self, request: Request) -> Answer:
         path = request.path.partition("?")[0]
+        self.paths.append(path)
         if path == "/v3/clusters":
             return Answer(status=200, body=b'{"data":[{"cluster_id":"c"}]}')
         if path.endswith("/producer-ids"):
@@ -237,11 +237,11 @@ class ProducedWorld:
         if path.endswith("/brokers"):
             brokers = [{"broker_id": n, "host": f"b{n}", "port": 1} for n in range(LEADERS)]
             return Answer(status=200, body=orjson.dumps({"data": brokers}))
+        rows = [{"partition": n, "leader": n % LEADERS} for n in range(len(self.partitions))]
         if path == f"/topics/{TOPIC}":
             limits = {"max.message.bytes": str(self.max_message_bytes), "cleanup.policy": "delete"}
-            return Answer(status=200, body=orjson.dumps({"configs": limits}))
+            return Answer(status=200, body=orjson.dumps({"configs": limits, "partitions": rows}))
         if path == f"/topics/{TOPIC}/partitions":
-            rows = [{"partition": n, "leader": n % LEADERS} for n in range(len(self.partitions))]
             return Answer(status=200, body=orjson.dumps(rows))
         number = int(path.rpartition("/")[2])
         if number >= len(self.partitions):

@@ -34,7 +34,7 @@ from broker.coordinator.group_messages import (
     UnreadableRecords,
 )
 from broker.coordinator.positions import ReadPosition
-from broker.coordinator.records import GroupRecord, SkipKey, SkipValue, StoredRecord
+from broker.coordinator.records import ShardRecord, SkipKey, SkipValue, StoredRecord
 from broker.record.batch import RecordFormat
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -426,7 +426,7 @@ def test_a_group_that_is_forgotten_leaves_no_step_behind() -> None:
     world.create("a")
     key = SkipKey(G, T, ZERO)
     value = SkipValue(world.topics[T].topic_id, (StoredRecord(1, 1),))
-    world.state.apply(GroupRecord(SkipKey(world.group.name, *key[1:]), value))
+    world.state.apply(ShardRecord(SkipKey(world.group.name, *key[1:]), value))
     world.write()
     removal.forget_groups(world.state, [world.group])
     assert [one.value for one in world.write() if isinstance(one.key, SkipKey)] == [None]

@@ -6,12 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from raft_metadata.common.configs.table import FLUSH, MIN_INSYNC_REPLICAS, SEGMENT_BYTES
+from raft_metadata.common.configs.table import (
+    CLEANUP_POLICY,
+    FLUSH,
+    MIN_INSYNC_REPLICAS,
+    RETENTION_BYTES,
+    RETENTION_MS,
+    SEGMENT_BYTES,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, ControllerEpoch, MetadataOffset
+from raft_metadata.common.internal_topics import STAGED_TOPIC, TRANSACTIONS_TOPIC
 from raft_metadata.controller.configuration_control import CONFIG_CHANGES_MAX
 from raft_metadata.controller.replication_control import MinIsrHistory, concerned_topics
 from raft_metadata.image.metadata_delta import MetadataDelta
+from raft_metadata.image.metadata_image import topic_layers
 from raft_metadata.image.snapshot import image_from_records, image_records
 from raft_metadata.records.commands import AlterConfigs, ConfigChange
 from raft_metadata.records.records import (
@@ -136,6 +145,23 @@ def test_only_what_keeps_groups_safe_can_be_set_on_the_clusters_own_topics(world
     assert error.code is ErrorCode.POLICY_VIOLATION
     assert MIN_INSYNC_REPLICAS in error.message
     assert alter(world, change(MIN_INSYNC_REPLICAS, "3", of="__consumer_offsets")) == 1
+
+
+def test_staged_rows_and_decisions_outlive_the_retention_of_other_topics(world: World) -> None:
+    for number, name in ((2, STAGED_TOPIC), (3, TRANSACTIONS_TOPIC)):
+        world.create(name, number, configs={FLUSH: "ack"})
+    alter(world, cluster(RETENTION_MS, "1"), cluster(CLEANUP_POLICY, "delete"))
+    staged, decisions = (
+        topic_layers(world.image, world.image.topic_ids[name], {})
+        for name in (STAGED_TOPIC, TRANSACTIONS_TOPIC)
+    )
+    assert (staged.number(RETENTION_MS), staged.number(RETENTION_BYTES)) == (-1, -1)
+    assert (staged.word(CLEANUP_POLICY), decisions.word(CLEANUP_POLICY)) == ("delete", "compact")
+    assert staged.number(SEGMENT_BYTES) == 64 << 20
+    assert refused(world, change(RETENTION_MS, "5", of=STAGED_TOPIC)).code is (
+        ErrorCode.POLICY_VIOLATION
+    )
+    assert alter(world, change(SEGMENT_BYTES, "4096", of=STAGED_TOPIC)) == 1
 
 
 def test_a_brokers_own_config_goes_with_its_registration(world: World) -> None:

@@ -23,9 +23,9 @@ from broker.coordinator.rebalance import (
     retarget,
 )
 from broker.coordinator.records import (
-    GroupRecord,
     GroupValue,
     SeekKey,
+    ShardRecord,
     decode_entry,
     encode_key,
     encode_value,
@@ -378,7 +378,7 @@ def test_a_group_older_than_the_forgotten_ones_begins_at_their_epoch() -> None:
     world = GroupWorld()
     world.create("a")
     assert world.group.epoch == 0
-    world.state.fold(GroupRecord(EVERY_GROUP, GroupValue(7)))
+    world.state.fold(ShardRecord(EVERY_GROUP, GroupValue(7)))
     assert world.group.epoch == 7
 
 

@@ -28,11 +28,11 @@ from broker.coordinator.group_messages import (
 )
 from broker.coordinator.records import (
     GroupKey,
-    GroupRecord,
     InstanceKey,
     MemberKey,
     MemberValue,
     OffsetKey,
+    ShardRecord,
     UndecodableRecord,
     decode_record,
     encode_key,
@@ -75,12 +75,12 @@ def compact(world: World) -> None:
     entries = world.log.shared.entries
     newest = {key_text(one): at for at, one in enumerate(entries)}
     world.log.shared.entries[:] = [
-        one if newest[key_text(one)] == at else GroupRecord(GroupKey(GroupId("gone")), None)
+        one if newest[key_text(one)] == at else ShardRecord(GroupKey(GroupId("gone")), None)
         for at, one in enumerate(entries)
     ]
 
 
-def key_text(entry: GroupRecord | UndecodableRecord) -> bytes:
+def key_text(entry: ShardRecord | UndecodableRecord) -> bytes:
     return encode_key(entry.key)
 
 
@@ -268,7 +268,7 @@ async def test_a_newer_record_of_the_key_replaces_one_that_cannot_be_decoded(
     await world.fail_over()
     await held(world, GroupOffsets(group=G))
     add(world, ["lease", G, 1], None)
-    world.log.shared.entries.append(GroupRecord(OffsetKey(G, T, ZERO), value))
+    world.log.shared.entries.append(ShardRecord(OffsetKey(G, T, ZERO), value))
     world.log.shared.commit()
     await world.fail_over()
     assert await offsets(world) == [(0, 2)]
@@ -305,8 +305,8 @@ async def test_the_epoch_does_not_go_back_though_its_record_is_lost(world: World
     compact(world)
     entries = world.log.shared.entries
     for at, one in enumerate(entries):  # members that have not followed yet, or expired
-        if isinstance(one, GroupRecord) and isinstance(one.value, MemberValue):
-            entries[at] = GroupRecord(one.key, MemberValue(0, {}, {}))
+        if isinstance(one, ShardRecord) and isinstance(one.value, MemberValue):
+            entries[at] = ShardRecord(one.key, MemberValue(0, {}, {}))
     await world.fail_over()
     await repair(world)
     assert (await world.ask(DescribeGroup(group=G))).group_epoch > epoch
@@ -412,8 +412,8 @@ async def test_a_record_that_names_no_group_is_left_out_and_nobody_owns_anything
     await world.fail_over()
     found = await world.ask(DescribeGroup(group=G))
     assert found.group_epoch > epoch
-    written = [one for one in world.log.shared.entries[before:] if isinstance(one, GroupRecord)]
-    dropped = written.index(GroupRecord(MemberKey(G, InstanceId("a")), None))
+    written = [one for one in world.log.shared.entries[before:] if isinstance(one, ShardRecord)]
+    dropped = written.index(ShardRecord(MemberKey(G, InstanceId("a")), None))
     owned = [at for at, one in enumerate(written) if isinstance(one.value, MemberValue)]
     assert all(dropped < at for at in owned), "first nobody owns anything, then it is assigned"
     assert await offsets(world) == [(0, 2)]
@@ -550,7 +550,7 @@ async def test_what_was_left_out_is_reported_for_a_day(
 async def test_a_coordinator_that_loads_for_long_is_reported(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.log.shared.entries.append(GroupRecord(InstanceKey(G, InstanceId("a")), None))
+    world.log.shared.entries.append(ShardRecord(InstanceKey(G, InstanceId("a")), None))
     log = world.log.shared.elect()  # nothing of it is known to be committed
     world.log.epoch, world.log.start_of_epoch = log.epoch, log.start_of_epoch
     world.coordinator.on_metadata_update(world.apis.image)
@@ -564,6 +564,6 @@ async def test_a_coordinator_that_loads_for_long_is_reported(
 def test_a_null_is_known_under_any_key() -> None:
     for key in (b'["lease","g",1]', b"null", b"{}", b"1e400"):
         found = decode_record(key, b"null", 7)
-        assert isinstance(found, GroupRecord)
+        assert isinstance(found, ShardRecord)
         assert encode_key(found.key) == key
         assert isinstance(decode_record(key, b"{}", 7), UndecodableRecord)

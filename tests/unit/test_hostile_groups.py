@@ -27,7 +27,7 @@ from broker.coordinator.group_messages import (
 )
 from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.rebalance import drop_deleted_topics, retarget
-from broker.coordinator.records import OFFSETS_TOPIC, GroupRecord, InstanceKey, StartKey
+from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, ShardRecord, StartKey
 from broker.record.batch import BatchSlice
 from broker.server.fetch import ReadRouting
 from http_api.peer.frames import MAX_FRAME_BYTES
@@ -125,7 +125,7 @@ async def test_rule_g2_after_a_load_a_new_life_starts_at_its_beginning(world: Wo
     state = shard.state()
     for group in state.groups.values():
         for at in list(group.starts):
-            state.apply(GroupRecord(StartKey(group.name, *at), None))
+            state.apply(ShardRecord(StartKey(group.name, *at), None))
     state.take()
     assert await world.places("a") == [(0, 0)]
 

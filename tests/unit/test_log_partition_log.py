@@ -228,6 +228,26 @@ def test_append_time_drops_the_producers_times(life: Life) -> None:
     assert piece.header.max_timestamp == piece.header.base_timestamp == 77
 
 
+def test_records_appended_whole_are_one_batch_above_the_usual_size(life: Life) -> None:
+    log = life.log()
+    values = ["x" * 600_000, "y" * 600_000, "z"]
+
+    def appended(*, whole: bool) -> list[int]:
+        info = log.append_as_leader(
+            records(values),
+            key_format=RecordFormat.JSON,
+            value_format=RecordFormat.JSON,
+            leader_epoch=1,
+            now_ms=5,
+            whole=whole,
+        )
+        return [header.last_offset_delta + 1 for _, header in walk(info.raw)]
+
+    assert appended(whole=False) == [1, 2]
+    assert appended(whole=True) == [3]
+    assert log.log_end_offset == 6
+
+
 def test_a_follower_refuses_gaps_old_epochs_and_damage(life: Life) -> None:
     leader, follower = life.log(0), life.log(1)
     first, second = append(leader, ["a"], epoch=2), append(leader, ["b"], epoch=2)

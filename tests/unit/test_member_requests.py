@@ -27,11 +27,11 @@ from broker.coordinator.group_messages import (
 from broker.coordinator.group_state import GroupsState
 from broker.coordinator.rebalance import apply_targets, target_input
 from broker.coordinator.records import (
-    GroupRecord,
     InstanceKey,
     InstanceValue,
     MemberKey,
     MemberValue,
+    ShardRecord,
 )
 from broker.coordinator.targets import TargetInput
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -311,8 +311,8 @@ class LargeGroup:
             value = InstanceValue(
                 settings=ConsumerSettings(), topics=names, rebalance_timeout_ms=30_000
             )
-            self.state.fold(GroupRecord(key, value))
-            self.state.fold(GroupRecord(MemberKey(*key), MemberValue(1, {}, {})))
+            self.state.fold(ShardRecord(key, value))
+            self.state.fold(ShardRecord(MemberKey(*key), MemberValue(1, {}, {})))
         self.group = self.state.groups[G]
 
 

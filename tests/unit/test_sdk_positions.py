@@ -245,6 +245,46 @@ def test_a_partition_without_a_leader_is_tried_again_through_any_broker() -> Non
     assert [type(error) for error in world.reported] == [ApiError]
 
 
+def news(offset: int = 0, **more: Any) -> PolledPage:
+    fields: dict[str, Any] = {"next_offset": 9, "high_watermark": 9, "leader_url": "http://next"}
+    fields |= {"topic": "t", "topic_id": "id", "partition": 0, "offset": offset, "records": 0}
+    fields |= {"next_leader_epoch": 4, "leader_epoch": 6, "log_start_offset": 0, "body": b""}
+    return PolledPage(**(fields | more))
+
+
+def test_news_of_another_leader_move_a_partition_that_is_waited_for() -> None:
+    world = World()
+    world.states[0].leader_url = URL
+    plan = world.plan(URL)
+    assert not world.positions.receive_news(URL, plan.versions, news(leader_url=URL))
+    assert not world.positions.receive_news(URL, plan.versions, news(leader_url=None))
+    assert not world.positions.receive_news(URL, plan.versions, news(7)), "it was read meanwhile"
+    assert not world.positions.receive_news(URL, plan.versions, news(partition=7))
+    assert world.positions.leaders() == {URL}
+    assert world.positions.receive_news(URL, plan.versions, news())
+    assert world.positions.leaders() == {"http://next"}
+    assert asked(world.plan("http://next")) == [(0, 0, None, None)]
+    plan.versions.clear()  # as the work does, so that the late answer is dropped
+    world.receive(plan, 0, 7)
+    assert world.states[0].fetched == LogPosition(0)
+    world.states[0].move(LogPosition(0))
+    assert not world.positions.receive_news("http://next", plan.versions, news())
+
+
+def test_news_name_the_replica_that_served_and_what_is_refused() -> None:
+    world = World()
+    world.states[0].leader_url = URL
+    versions = world.plan(URL).versions
+    nearer = news(leader_url=URL, served_by_url="http://nearer")
+    assert world.positions.receive_news(URL, versions, nearer)
+    assert world.positions.leaders() == {"http://nearer"}
+    for retriable in (True, False):
+        refusal = PollRefusal(
+            topic="t", partition=0, offset=0, error_code=1, message="", retriable=retriable
+        )
+        assert world.positions.receive_news(URL, versions, refusal) is not retriable
+
+
 def test_the_start_is_an_end_of_the_log_or_an_error() -> None:
     for reset, start, expected in (
         ("latest", OFFSET_BEGINNING, 3),

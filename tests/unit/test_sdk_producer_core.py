@@ -15,7 +15,7 @@ from http_api.client.sdk.producer import Producer
 from http_api.client.sdk.producer_settings import ProducerConfig
 from raft_metadata.common.errors import Outcome
 from tests.support.doors.http import set_flush
-from tests.support.produced_world import ProducedWorld, Troubles
+from tests.support.produced_world import TOPIC, ProducedWorld, Troubles
 
 
 def context() -> ClientContext:
@@ -137,3 +137,16 @@ def test_purged_records_fail_and_later_ones_are_written(takes_sealed: bool) -> N
     assert world.flush()
     assert world.outcomes[b"2"][0] is None
     assert [len(one.log) for one in world.partitions] == [1]
+
+
+@pytest.mark.parametrize("large_messages", ["refuse", "split"])
+def test_a_topic_is_looked_up_with_one_request(large_messages: str) -> None:
+    """Its limits come with its partitions, so values are split from the first one on."""
+    world = ProducedWorld(0, Troubles(), large_messages=large_messages)
+    world.run(world.core.topics.learn(TOPIC, 10.0))
+    assert [path for path in world.paths if path.startswith("/topics")] == [
+        f"/topics/{TOPIC}" if large_messages == "split" else f"/topics/{TOPIC}/partitions"
+    ]
+    limits = world.core.topics.by_name[TOPIC].limits
+    assert (limits is not None) is (large_messages == "split")
+    assert world.core.topics.by_name[TOPIC].partitions == 3

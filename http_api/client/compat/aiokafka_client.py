@@ -7,8 +7,9 @@ Producers and consumers have one. It offers what programs read of it: `bootstrap
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from typing_extensions import override
@@ -182,3 +183,23 @@ def made_of(kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
         return kind(**settings)
     except ConfigError as error:
         raise KafkaConfigurationError(str(error)) from error
+
+
+class StartedBlock(ABC):
+    """A producer or consumer that an ``async with`` starts, and stops if that fails."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Look for a broker, and begin."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End what was begun."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self

@@ -22,8 +22,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from typing_extensions import override
+
 from http_api.client.client_errors import ClosedError, QuorumlogError, WakeupError
-from http_api.client.compat.aiokafka_client import AIOKafkaClient, made_of
+from http_api.client.compat.aiokafka_client import AIOKafkaClient, StartedBlock, made_of
 from http_api.client.compat.aiokafka_errors import (
     ConsumerStoppedError,
     IllegalOperation,
@@ -94,7 +96,7 @@ class _Subscription:
     is_applied: bool = False
 
 
-class AIOKafkaConsumer:
+class AIOKafkaConsumer(StartedBlock):
     """Reads records, in the event loop that it is made in. Several tasks may use it."""
 
     def __init__(
@@ -169,6 +171,7 @@ class AIOKafkaConsumer:
 
     # start and stop
 
+    @override
     async def start(self) -> None:
         """Look for a broker and join the group; wait for the first assignment.
 
@@ -184,6 +187,7 @@ class AIOKafkaConsumer:
             with contextlib.suppress(KafkaError):  # a read meets it again
                 await self._translate(self._reader.position(self._reader.assignment(), START_S))
 
+    @override
     async def stop(self) -> None:
         """Commit what was returned if auto-commit is on, leave the group, and close.
 
@@ -210,14 +214,6 @@ class AIOKafkaConsumer:
                 await self._reader.__aexit__(kind, error, traceback)
         finally:
             await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
 
     async def __aexit__(
         self,

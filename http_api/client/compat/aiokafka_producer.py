@@ -16,7 +16,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from typing_extensions import override
 
 from http_api.client.client_errors import ClosedError, InvalidRecordError, QuorumlogError
 from http_api.client.compat.aiokafka_batches import (
@@ -27,7 +29,7 @@ from http_api.client.compat.aiokafka_batches import (
     checked_bytes,
     content_bytes,
 )
-from http_api.client.compat.aiokafka_client import AIOKafkaClient, made_of
+from http_api.client.compat.aiokafka_client import AIOKafkaClient, StartedBlock, made_of
 from http_api.client.compat.aiokafka_errors import (
     IllegalArgumentError,
     IllegalOperation,
@@ -76,7 +78,7 @@ class DefaultPartitioner:
 _DEFAULT_PARTITIONER: Final = DefaultPartitioner()
 
 
-class AIOKafkaProducer:
+class AIOKafkaProducer(StartedBlock):
     """Writes records, from the tasks of the event loop that it is made in."""
 
     _made = 0
@@ -132,6 +134,7 @@ class AIOKafkaProducer:
     def _counts_of(self, topic: str) -> int:
         return self._counts[topic]
 
+    @override
     async def start(self) -> None:
         """Look for a broker.
 
@@ -141,6 +144,7 @@ class AIOKafkaProducer:
         await self.client.bootstrap()
         self._is_started = True
 
+    @override
     async def stop(self) -> None:
         """Wait for the outcomes of all records, and close the connections."""
         if self._is_stopped:
@@ -345,14 +349,6 @@ class AIOKafkaProducer:
     ) -> None:
         """Refuse: there are no transactions."""
         _refuse("send_offsets_to_transaction")
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
 
     async def __aexit__(
         self,

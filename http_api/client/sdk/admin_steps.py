@@ -15,11 +15,11 @@ from typing import Any, Final, TypeVar
 from http_api.client import admin
 from http_api.client.calls import Call, Place
 from http_api.client.client_errors import AdminError, ApiError, QuorumlogError
-from http_api.client.routes import Attempt, AttemptError
+from http_api.client.routes import Attempt
 from http_api.client.sdk.admin_resources import check_integer, check_name
 from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.record_types import TopicPartition
-from http_api.client.sdk.steps import Step, Steps, steps_of
+from http_api.client.sdk.steps import Step, Steps, changed, steps_of
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -107,20 +107,11 @@ class AdminCall:
             error.retriable = True
             raise error
         steps = steps_of(call, self._context, self._now_s, left_s)
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = yield self._limited(step)
-                except (AttemptError, QuorumlogError) as error:
-                    self._counts.lost_requests += 1
-                    self._context.log.info("request without an answer error=%s", error)
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return (yield from changed(steps, self._limited, self._count_loss))
+
+    def _count_loss(self, error: Exception) -> None:
+        self._counts.lost_requests += 1
+        self._context.log.info("request without an answer error=%s", error)
 
     def _limited(self, step: Step) -> Step:
         """Return an attempt that ends at the deadline, or after ``request_timeout_ms``.

@@ -169,10 +169,7 @@ class AsyncProducer:
         while core.buffered_bytes >= core.sealed_bytes_max:
             await self._wait_for_room()
         context.check_open()
-        if parts is None:
-            core.put(state, partition, fields, awaiting, key, value)
-        else:
-            core.put_parts(state, partition, parts, awaiting, key, value)
+        core.put(state, partition, fields, awaiting, key, value, parts)
         if awaiting is not None and not isinstance(awaiting, SendResult):
             self._run_callbacks()
         if core.has_news:

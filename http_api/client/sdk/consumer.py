@@ -1,9 +1,9 @@
 """`Consumer`: reads records, alone or as a member of a group, from blocking calls.
 
 A consumer is used by one thread at a time; only `Consumer.wakeup` may come from any. It owns a
-thread for heartbeats, one for asynchronous commits, one for starts that are looked up, and one per
-broker that it fetches from. All deciding code is `consumer_base` and `consumer_work`, shared with
-`AsyncConsumer`.
+thread for heartbeats, one for asynchronous commits, one for starts that are looked up, one per
+broker that it fetches from, and one that looks whether these still lead. All deciding code is
+`consumer_base` and `consumer_work`, shared with `AsyncConsumer`.
 """
 
 from __future__ import annotations

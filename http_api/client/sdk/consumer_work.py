@@ -2,10 +2,10 @@
 
 One worker fetches from each broker that leads wanted partitions, with all of them in one waiting
 ``records:poll``; another asks any broker for partitions whose leader is not known, which an answer
-names. One looks up where partitions start, while there is such a one. One sends heartbeats, and one
-asynchronous commits. Everything here runs under the shell's
-lock; what the program has to run itself (callbacks, errors) is kept for its next call, and
-``attend`` makes that call leave its short path.
+names. One worker compares what these wait for with another broker's news. One looks up where
+partitions start, while there is such a one. One sends heartbeats, and one asynchronous commits.
+Everything here runs under the shell's lock; what the program has to run itself (callbacks, errors)
+is kept for its next call, and ``attend`` makes that call leave its short path.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from http_api.client.client_errors import (
     QuorumlogError,
 )
 from http_api.client.consumer import ends
-from http_api.client.polling import Polled, PolledPage, poll
-from http_api.client.routes import AttemptError, LostError
+from http_api.client.polling import Polled, PolledPage, PollPosition, poll
 from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.commits import (
     MEMBER_FENCED,
@@ -62,13 +61,26 @@ from http_api.client.sdk.positions import (
     ReadPositions,
 )
 from http_api.client.sdk.record_types import TopicPartition
-from http_api.client.sdk.steps import ATTEMPT_LEAST_S, Pause, Shell, Steps, limited, steps_of
+from http_api.client.sdk.steps import (
+    ATTEMPT_LEAST_S,
+    Pause,
+    Shell,
+    Step,
+    Steps,
+    changed,
+    limited,
+    steps_of,
+)
 
 T = TypeVar("T")
 
 FETCH_WORKERS_MAX: Final = 16
 """Most brokers that are asked directly; the others' partitions are asked for through any."""
 FETCH_RETRY_S: Final = 5.0
+NEWS_EVERY_S: Final = 3.0
+"""A request that waits for longer is compared with what another broker knows, so often."""
+NEWS_ROWS_MAX: Final = 1_000
+"""Most partitions that are compared at once; more are compared in turn."""
 FIRST_WAIT_MS: Final = 1_000
 """Wait of a request with a new position, which a leader may refuse only at the end of the wait."""
 AGAIN_S: Final = 1.0
@@ -89,11 +101,16 @@ CHECK_S: Final = 0.5
 GROUP_WORK: Final = "group"
 COMMIT_WORK: Final = "commits"
 START_WORK: Final = "starts"
+NEWS_WORK: Final = "news"
 START_FIRST_S: Final = 1.0
 """Longest wait for the first answer about a partition's start; others wait behind it."""
 START_S: Final = 5.0
 """The same when it has been asked for before."""
 START_AGAIN_S: Final = 0.5
+
+
+class _OverError(QuorumlogError):
+    """A call is not needed any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +120,10 @@ class FetchWorker:
     name: str
     broker: str
     versions: dict[Place, int] = field(default_factory=dict)
+    rows: tuple[PollPosition, ...] = ()
+    """Positions that the request under way asks for."""
     is_waiting: bool = False
+    sent_s: float = 0.0
     accepted: set[tuple[Place, int]] = field(default_factory=set)
     """Partitions, with versions, whose position the last answer did not refuse."""
     stale_s: float | None = None
@@ -146,6 +166,8 @@ class ConsumerWork:
         """Number of fetches and heartbeats sent."""
         self.fetched_bytes = 0
         self._workers: dict[str, FetchWorker] = {}
+        self._compared = 0
+        """Number of the row behind those that were compared last with another broker's."""
         self._started: set[str] = set()
 
     def _new_member_id(self) -> str:
@@ -231,13 +253,16 @@ class ConsumerWork:
             worker = FetchWorker(f"fetch-{len(self._workers)}", broker)
             self._workers[broker] = worker
             self.shell.start(worker.name, partial(self._fetch, worker))
+            self._start(NEWS_WORK, self._look_elsewhere)
         for worker in self._workers.values():
             if worker.is_waiting and self._is_stale(worker, now_s):
-                is_first = worker.stale_s is None
-                if is_first or now_s - (worker.stale_s or 0.0) >= INTERRUPT_AGAIN_S:
-                    worker.stale_s = now_s
-                    self.shell.interrupt(worker.name)
+                self._interrupt(worker, now_s)
         self.shell.notify()
+
+    def _interrupt(self, worker: FetchWorker, now_s: float) -> None:
+        if worker.stale_s is None or now_s - worker.stale_s >= INTERRUPT_AGAIN_S:
+            worker.stale_s = now_s
+            self.shell.interrupt(worker.name)
 
     def _is_stale(self, worker: FetchWorker, now_s: float) -> bool:
         if worker.stale_s is not None:
@@ -285,6 +310,7 @@ class ConsumerWork:
             zstd=HAS_ZSTD,
         )
         worker.versions, worker.is_waiting, worker.stale_s = plan.versions, True, None
+        worker.rows, worker.sent_s = plan.rows, self.shell.now_s()
         self.positions.reserved[worker.broker] = plan.max_bytes
         self.requests += 1
         try:
@@ -323,23 +349,71 @@ class ConsumerWork:
         self, call: Call[T], retry_s: float, is_over: Callable[[], bool]
     ) -> Steps[T | None]:
         """Run a call; None: its request was ended, and ``is_over`` says that it is not needed."""
+
+        def check(step: Step) -> Step:
+            if is_over():
+                raise _OverError
+            return step
+
         steps = steps_of(call, self.context, self.shell.now_s, retry_s)
         try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = yield step
-                except LostError as error:
-                    if is_over():
-                        return None
-                    step = steps.throw(error)
-                except (AttemptError, QuorumlogError) as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+            return (yield from changed(steps, check))
+        except (_OverError, OutcomeUnknownError):
+            if is_over():
+                return None
+            raise
+
+    def _look_elsewhere(self) -> Steps[None]:
+        """Notice brokers that keep a request although others serve its partitions now.
+
+        One that was stopped, or cut off, answers nothing, so its successor would be found only when
+        the request times out. Where news come with the same answer as always, nothing changes.
+        """
+        while not self.shell.is_stopping:
+            yield Pause(NEWS_EVERY_S, NEWS_WORK)  # in a group, as each page notifies the others
+            until_s = self.shell.now_s() - NEWS_EVERY_S
+            workers = [
+                one for one in self._workers.values() if one.is_waiting and one.sent_s <= until_s
+            ]
+            if not workers or self.shell.is_stopping:
+                continue
+            sent = {worker.name: worker.sent_s for worker in workers}
+            rows = self._rows_to_compare(workers)
+            try:
+                cluster_id = yield from self.cluster_id()
+                call = poll(cluster_id, rows, wait_ms=0, news_only=True, rack=self.config.rack)
+                self.requests += 1
+                found = yield from self.run_call(call, FETCH_RETRY_S)
+            except QuorumlogError as error:  # fetches that fail are reported
+                self.context.log.info("no news of waiting partitions reason=%s", error)
+                continue
+            for worker in workers:
+                if worker.is_waiting and worker.sent_s == sent[worker.name]:
+                    self._take_news(worker, found)
+
+    def _rows_to_compare(self, workers: list[FetchWorker]) -> list[PollPosition]:
+        rows = {(row.topic, row.partition): row for worker in workers for row in worker.rows}
+        places = sorted(rows)
+        first = self._compared % max(len(places), 1)
+        chosen = (places[first:] + places[:first])[:NEWS_ROWS_MAX]
+        self._compared = first + len(chosen)
+        return [rows[place] for place in chosen]
+
+    def _take_news(self, worker: FetchWorker, found: list[Polled]) -> None:
+        """Read on elsewhere if another broker serves what this worker waits for."""
+        served = [self.positions.receive_news(worker.broker, worker.versions, one) for one in found]
+        if not any(served):
+            return
+        self.context.log.warning(
+            "a request is given up, others serve its partitions broker=%s", worker.broker or "any"
+        )
+        now_s = self.shell.now_s()
+        worker.versions.clear()  # an answer that comes all the same is dropped
+        worker.rows = ()
+        if worker.broker != ANY_BROKER:
+            self.positions.forget_leader(worker.broker, now_s)
+        self._interrupt(worker, now_s)
+        self.refresh()
 
     def _find_starts(self) -> Steps[None]:
         """Look up starts until all are known; a later need starts this anew."""

@@ -24,7 +24,7 @@ from http_api.client.client_errors import (
     QuorumlogError,
     api_error,
 )
-from http_api.client.polling import PolledPage, PollPosition, PollRefusal
+from http_api.client.polling import Polled, PolledPage, PollPosition, PollRefusal
 from http_api.client.sdk.part_joining import PartJoiner
 from http_api.client.sdk.record_types import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 
@@ -74,6 +74,7 @@ class PartitionState:
     joiner: PartJoiner | None = None
     """Split values whose parts were read; None: none was. Commits do not pass their first parts."""
     leader_url: str = ANY_BROKER
+    """Broker to fetch from: the leader, or with a ``rack`` the replica that served last."""
     error: QuorumlogError | None = None
     """Raised from the next poll; reading stops until a seek."""
     retry_s: float = 0.0
@@ -260,7 +261,7 @@ class ReadPositions:
         self._answers += 1
         state.served = self._answers
         state.topic_id = page.topic_id
-        state.leader_url = page.leader_url or ANY_BROKER
+        state.leader_url = page.served_by_url or page.leader_url or ANY_BROKER
         state.high_watermark, state.log_start = page.high_watermark, page.log_start_offset
         state.fetched = LogPosition(page.next_offset, page.next_leader_epoch)
         if not state.pages:
@@ -289,6 +290,26 @@ class ReadPositions:
         else:
             state.retry_s = now_s + REFUSED_RETRY_S
             self._report(refusal_error(refusal))
+
+    def receive_news(self, broker: str, versions: dict[Place, int], news: Polled) -> bool:
+        """Take what another broker says of a partition that a request waits for at ``broker``.
+
+        Returns True if that request should have been answered: some other broker serves the
+        partition, and is asked from now on, or its position is refused.
+        """
+        place = (news.topic, news.partition)
+        state = self.states.get(place)
+        if state is None or state.fetched is None or versions.get(place) != state.version:
+            return False
+        if news.offset != state.fetched.offset:
+            return False
+        if isinstance(news, PollRefusal):
+            return not news.retriable
+        found = news.served_by_url or news.leader_url or broker
+        is_elsewhere = found != broker
+        if is_elsewhere:
+            state.leader_url = found
+        return is_elsewhere
 
     def _current(self, plan: FetchPlan, topic: str, partition: int) -> PartitionState | None:
         state = self.states.get((topic, partition))

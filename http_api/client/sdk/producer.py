@@ -210,10 +210,7 @@ class Producer:
                 self._wait_for_room()
             if not context.is_usable:  # closed meanwhile: nothing would send the record
                 context.check_open()
-            if parts is None:
-                core.put(state, partition, fields, awaiting, key, value)
-            else:
-                core.put_parts(state, partition, parts, awaiting, key, value)
+            core.put(state, partition, fields, awaiting, key, value, parts)
             if awaiting is not None and not self._runs_callbacks:
                 self._run_callbacks(awaiting)
             if core.has_news:

@@ -178,6 +178,7 @@ class ProducerCore:
         awaiting: object,
         key: Any,
         value: Any,
+        parts: Sequence[RecordFields] | None = None,
     ) -> None:
         """Put a record into the open batch of its partition, which is sealed once it is full.
 
@@ -188,7 +189,11 @@ class ProducerCore:
             awaiting: The callback or `SendResult` that gets the outcome; None: nothing does.
             key: For the receipt, the key as the program gave it.
             value: For the receipt, the value as the program gave it.
+            parts: What `parts_of` returned, to be written in place of the fields; None: the fields.
         """
+        if parts is not None:
+            self._put_parts(topic, partition, parts, awaiting, key, value)
+            return
         key_format, value_format, text, view, timestamp_ms, _ = fields
         batch: RecordBatch | None
         if partition is None and view is None:
@@ -240,7 +245,7 @@ class ProducerCore:
         part_id = f"{self._random.getrandbits(64):016x}"
         return split_record(fields, limits, part_id, has_headers=has_headers)
 
-    def put_parts(
+    def _put_parts(
         self,
         topic: TopicState,
         partition: int | None,
@@ -249,7 +254,7 @@ class ProducerCore:
         key: Any,
         value: Any,
     ) -> None:
-        """Put the parts of a value into one partition; else as `put`."""
+        """Put the parts of a value into one partition."""
         if partition is None:
             view = parts[0][3]
             if view is None:

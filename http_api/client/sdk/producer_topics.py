@@ -17,9 +17,9 @@ from http_api.client.metadata_calls import (
     TopicLimits,
     auto_create_topic,
     broker_urls,
+    leaders_and_limits,
     new_producer_id,
     partition_leaders,
-    topic_limits,
 )
 from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.steps import Steps, steps_of
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+UNKNOWN_TOPIC: Final = {RestCode.TOPIC_NOT_FOUND, RestCode.UNKNOWN_TOPIC_OR_PARTITION}
+"""Codes of the two look-ups for a topic that is not there."""
 REFRESH_MS: Final = 1_000
 """Time between two look-ups of a topic some of whose partitions fail."""
 TOPICS_MAX: Final = 10_000
@@ -123,12 +125,9 @@ class ProducerTopics:
             QuorumlogError: It does not exist, or no broker answers within ``retry_s`` seconds.
         """
         until_s = self._now_s() + retry_s
-        leaders = yield from self._look_up(name, until_s)
+        leaders, limits = yield from self._look_up(name, until_s)
         yield from self._start(self._left_s(until_s))
         yield from self._learn_leaders(name, leaders, self._left_s(until_s))
-        limits: TopicLimits | None = None
-        if self._config.large_messages == "split":
-            limits = yield from self._steps(topic_limits(name), self._left_s(until_s))
         has_leader = [leader >= 0 for leader in leaders]
         now_ms = round(self._now_s() * MS)
         topic = self.by_name.get(name)
@@ -143,14 +142,21 @@ class ProducerTopics:
         topic.limits = limits
         return topic
 
-    def _look_up(self, name: str, until_s: float) -> Steps[Sequence[int]]:
-        """Return the leaders of a topic's partitions; create the topic if it may be."""
+    def _look_up(
+        self, name: str, until_s: float
+    ) -> Steps[tuple[Sequence[int], TopicLimits | None]]:
+        """Return the leaders of a topic's partitions; create the topic if it may be.
+
+        With them come the limits by which values are split, unless this producer splits none.
+        """
         while True:
+            left_s = self._left_s(until_s)
             try:
-                return (yield from self._steps(partition_leaders(name), self._left_s(until_s)))
+                if self._config.large_messages == "split":
+                    return (yield from self._steps(leaders_and_limits(name), left_s))
+                return (yield from self._steps(partition_leaders(name), left_s)), None
             except ApiError as error:
-                is_unknown = error.code == RestCode.TOPIC_NOT_FOUND
-                if not is_unknown or not self._config.allow_auto_create_topics:
+                if error.code not in UNKNOWN_TOPIC or not self._config.allow_auto_create_topics:
                     raise
             create = auto_create_topic(self._cluster_id, name)
             yield from self._steps(create, self._left_s(until_s))

@@ -41,8 +41,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ATTEMPT_SHARE = 3
+"""An attempt takes this part of the time that is left."""
+SHORT_ATTEMPT_SHARE = 2
+"""A short attempt takes this part of it, so that a second one follows."""
 ATTEMPT_SHORT_S = 3.0
-"""Seconds of an attempt that need not be shorter than half of the time that is left."""
+"""Longest time in seconds of a short attempt."""
 ATTEMPT_LEAST_S = 0.05
 JOIN_S = 5.0
 """Seconds that `stop` waits for the end of all threads or tasks."""
@@ -85,6 +89,33 @@ def steps_of(
     return (yield from attempts_at(call, context.routes, now_s, retry_s=retry_s))
 
 
+def changed(
+    steps: Steps[T],
+    change: Callable[[Step], Step],
+    on_loss: Callable[[Exception], None] = lambda _: None,
+) -> Steps[T]:
+    """Run steps, each as ``change`` returns it; what that raises ends them.
+
+    ``on_loss`` is told of each attempt that ended without an answer, before the steps are.
+    """
+    try:
+        step = next(steps)
+        while True:
+            step = change(step)
+            try:
+                answer = yield step
+            except (AttemptError, QuorumlogError) as error:
+                on_loss(error)
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
 def limited(
     steps: Steps[T],
     now_s: Callable[[], float],
@@ -96,26 +127,19 @@ def limited(
     So a broker that takes requests and never answers does not use up the time of all others. What
     ``check`` raises, which is called before each attempt, ends the steps.
     """
-    try:
-        step = next(steps)
-        while True:
-            check()
-            if isinstance(step, Attempt):
-                left_s = max(until_s - now_s() - step.wait_s, ATTEMPT_LEAST_S)
-                limit_s = max(left_s / 3, min(left_s / 2, ATTEMPT_SHORT_S))
-                if step.request.timeout_s > limit_s:
-                    step = replace(step, request=replace(step.request, timeout_s=limit_s))
-            try:
-                answer = yield step
-            except (AttemptError, QuorumlogError) as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        steps.close()
+
+    def limit(step: Step) -> Step:
+        check()
+        if not isinstance(step, Attempt):
+            return step
+        left_s = max(until_s - now_s() - step.wait_s, ATTEMPT_LEAST_S)
+        short_s = min(left_s / SHORT_ATTEMPT_SHARE, ATTEMPT_SHORT_S)
+        limit_s = max(left_s / ATTEMPT_SHARE, short_s)
+        if step.request.timeout_s <= limit_s:
+            return step
+        return replace(step, request=replace(step.request, timeout_s=limit_s))
+
+    return changed(steps, limit)
 
 
 class BlockingShell:

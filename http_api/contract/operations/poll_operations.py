@@ -116,7 +116,10 @@ POLL: Final = Operation(
                 "type": ["string", "null"],
                 "minLength": 1,
                 "maxLength": RACK_CHARS_MAX,
-                "description": "Where the reader is: an in-sync replica there may serve it.",
+                "description": (
+                    "Where the reader is: an in-sync replica there may serve it, and is named in "
+                    "the page by `served_by` and `served_by_url`."
+                ),
             },
             "zstd": {
                 "type": "boolean",

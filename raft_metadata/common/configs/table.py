@@ -54,6 +54,19 @@ OFFSETS_RETENTION_MINUTES = "offsets.retention.minutes"
 OFFSETS_RETENTION_CHECK_INTERVAL_MS = "offsets.retention.check.interval.ms"
 OFFSETS_TOPIC_NUM_PARTITIONS = "offsets.topic.num.partitions"
 OFFSETS_TOPIC_REPLICATION_FACTOR = "offsets.topic.replication.factor"
+TRANSACTION_INLINE_MAX_BYTES = "transaction.inline.max.bytes"
+TRANSACTION_CHUNK_MAX_BYTES = "transaction.chunk.max.bytes"
+TRANSACTION_MAX_BYTES = "transaction.max.bytes"
+TRANSACTION_MAX_CHUNKS = "transaction.max.chunks"
+TRANSACTION_MAX_PARTITIONS = "transaction.max.partitions"
+TRANSACTION_MAX_AGE_MS = "transaction.max.age.ms"
+TRANSACTION_STAGED_MAX_BYTES = "transaction.staged.max.bytes"
+TRANSACTION_STAGED_MOVE_BYTES = "transaction.staged.move.bytes"
+TRANSACTION_COMMITTING_MAX = "transaction.committing.max"
+IDEMPOTENCY_KEY_RETENTION_MS = "idempotency.key.retention.ms"
+IDEMPOTENCY_KEYS_MAX = "idempotency.keys.max"
+TRANSACTIONAL_ID_EXPIRATION_MS = "transactional.id.expiration.ms"
+TRANSACTIONAL_IDS_MAX = "transactional.ids.max"
 REPLICA_SELECTOR = "replica.selector"
 CORS_ALLOWED_ORIGINS = "cors.allowed.origins"
 HTTP_GZIP = "http.gzip"
@@ -67,6 +80,8 @@ NO_TIMESTAMP_LIMIT = _INT64_MAX
 NO_RATE_LIMIT = _INT64_MAX
 _RECORD_BYTES_MAX = 67_108_864
 """64 MiB: a record sent between brokers fits one frame (72 MiB) with room for its header."""
+_TRANSACTION_TEXT_MAX = 33_554_432
+"""32 MiB: rows of a transaction that are one batch (65 MiB) with what each record adds to them."""
 
 _TOPIC = frozenset({Scope.TOPIC, Scope.CLUSTER})
 _TOPIC_AND_BROKER = frozenset({Scope.TOPIC, Scope.CLUSTER, Scope.BROKER})
@@ -364,6 +379,128 @@ _CLUSTER_ROWS: tuple[ConfigRow, ...] = (
             "Replicas of the topic of committed offsets; read once, when the topic is created. 0: "
             "default.replication.factor."
         ),
+    ),
+    NumberConfig(
+        name=TRANSACTION_INLINE_MAX_BYTES,
+        scopes=_CLUSTER,
+        default=1_048_576,
+        minimum=1_024,
+        maximum=_TRANSACTION_TEXT_MAX,
+        meaning=(
+            "The most bytes of records in the request that decides a transaction; larger ones are "
+            "staged first."
+        ),
+    ),
+    NumberConfig(
+        name=TRANSACTION_CHUNK_MAX_BYTES,
+        scopes=_CLUSTER,
+        default=1_048_576,
+        minimum=1_024,
+        maximum=_TRANSACTION_TEXT_MAX,
+        meaning="The most bytes of records in one staged request of a transaction.",
+    ),
+    NumberConfig(
+        name=TRANSACTION_MAX_BYTES,
+        scopes=_CLUSTER,
+        default=1_073_741_824,
+        minimum=1_024,
+        maximum=1_099_511_627_776,
+        meaning="The most bytes of records that one transaction stages.",
+    ),
+    NumberConfig(
+        name=TRANSACTION_MAX_CHUNKS,
+        scopes=_CLUSTER,
+        default=10_000,
+        minimum=1,
+        maximum=100_000,
+        meaning="The most staged requests of one transaction.",
+    ),
+    NumberConfig(
+        name=TRANSACTION_MAX_PARTITIONS,
+        scopes=_CLUSTER,
+        default=1_000,
+        minimum=1,
+        maximum=10_000,
+        meaning="The most partitions that one transaction writes to.",
+    ),
+    NumberConfig(
+        name=TRANSACTION_MAX_AGE_MS,
+        scopes=_CLUSTER,
+        default=3_600_000,
+        minimum=60_000,
+        maximum=86_400_000,
+        meaning=(
+            "Staged rows of an undecided transaction may be given up after this long, in "
+            "milliseconds."
+        ),
+    ),
+    NumberConfig(
+        name=TRANSACTION_STAGED_MAX_BYTES,
+        scopes=_CLUSTER,
+        default=4_294_967_296,
+        minimum=1_048_576,
+        maximum=_INT64_MAX,
+        meaning=(
+            "The most bytes in one partition of the topic of staged rows; more are refused until "
+            "older ones are decided or given up."
+        ),
+    ),
+    NumberConfig(
+        name=TRANSACTION_STAGED_MOVE_BYTES,
+        scopes=_CLUSTER,
+        default=268_435_456,
+        minimum=1_048_576,
+        maximum=_INT64_MAX,
+        meaning=(
+            "Staged rows with this many bytes behind them are copied to the end of their log, so "
+            "that its beginning can be deleted."
+        ),
+    ),
+    NumberConfig(
+        name=TRANSACTION_COMMITTING_MAX,
+        scopes=_CLUSTER,
+        default=1_000,
+        minimum=1,
+        maximum=100_000,
+        meaning="Most transactions of a home that are decided but not complete; more are refused.",
+    ),
+    NumberConfig(
+        name=IDEMPOTENCY_KEY_RETENTION_MS,
+        scopes=_CLUSTER,
+        default=600_000,
+        minimum=120_000,
+        maximum=MAX_MS,
+        meaning=(
+            "A repeat with the same idempotency key is recognised for at least this long after the "
+            "decision, in milliseconds."
+        ),
+    ),
+    NumberConfig(
+        name=IDEMPOTENCY_KEYS_MAX,
+        scopes=_CLUSTER,
+        default=50_000,
+        minimum=1,
+        maximum=1_000_000,
+        meaning="The most idempotency keys that one home remembers; more are refused.",
+    ),
+    NumberConfig(
+        name=TRANSACTIONAL_ID_EXPIRATION_MS,
+        scopes=_CLUSTER,
+        default=604_800_000,
+        minimum=120_000,
+        maximum=MAX_MS,
+        meaning=(
+            "A producer's transactional id is forgotten after this long without use, in "
+            "milliseconds."
+        ),
+    ),
+    NumberConfig(
+        name=TRANSACTIONAL_IDS_MAX,
+        scopes=_CLUSTER,
+        default=100_000,
+        minimum=1,
+        maximum=1_000_000,
+        meaning="The most transactional ids that one home remembers; more are refused.",
     ),
     WordConfig(
         name=REPLICA_SELECTOR,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def shard_of(coordinator: GroupCoordinator, partition: PartitionId) -> Shard:
     """Return an open shard: tests wait until it is loaded, and compare its state."""
-    return coordinator._shards[partition]
+    return coordinator._shards.by_partition[partition]
 
 
 def replace_proof(coordinator: GroupCoordinator, prove: Callable[[Shard], Awaitable[None]]) -> None:

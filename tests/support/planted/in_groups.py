@@ -17,11 +17,11 @@ from broker.coordinator import (
 from broker.coordinator.group_state import Group, GroupsState, Instance
 from broker.coordinator.read_tokens import DeliveredPart, ReadTokens
 from broker.coordinator.records import (
-    GroupRecord,
     InstanceKey,
     InstanceValue,
     MemberKey,
     MemberValue,
+    ShardRecord,
 )
 from raft_metadata.common.ids import InstanceId
 from tests.support.planted.registry import Patch, group_fault
@@ -72,10 +72,10 @@ def _seat_given_twice(patch: Patch) -> None:
     ) -> None:
         old, member = holder.value, holder.member
         taken = dataclasses.replace(value, topics=old.topics, pattern=old.pattern)
-        state.apply(GroupRecord(InstanceKey(group.name, name), taken))
+        state.apply(ShardRecord(InstanceKey(group.name, name), taken))
         if member is not None:
             kept = MemberValue(member.epoch + 1, member.target, member.owned)
-            state.apply(GroupRecord(MemberKey(group.name, name), kept))
+            state.apply(ShardRecord(MemberKey(group.name, name), kept))
 
     patch.setattr(membership, "take_seat", take_seat)
     patch.setattr(instances, "take_seat", take_seat)

@@ -141,6 +141,10 @@ class PollRoutes(V3Routes):
             "bytes": sum(map(len, body)),
             "coding": coding,
         }
+        if wanted.rack is not None:
+            served_by = result.leader_id if result.served_by is None else result.served_by
+            head["served_by"] = served_by
+            head["served_by_url"] = broker_url(self._apis.image, served_by)
         if wanted.news_only:
             head["epochs"] = page.epochs
         return [_line(head), *body]

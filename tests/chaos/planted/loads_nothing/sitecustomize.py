@@ -6,7 +6,7 @@ if "broker" in sys.orig_argv:
     from broker.coordinator import shard
 
     async def load(self):
-        self._state, self._loaded = shard.GroupsState(), True
+        self._state, self._is_loaded = shard.GroupsState(), True
         self._ticked_ms = self._clock.monotonic_ms()
         return True
 

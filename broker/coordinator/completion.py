@@ -1,0 +1,286 @@
+"""Completion: the units of committed decisions on their way to their targets.
+
+Each home has a `Completion`. It learns of decisions once they are committed (rule S1): from the
+shard's writer, or all at once from a load. A queue for each target and numbering sends the units in
+the order of their numbers, one request at a time, until the target has committed them or its topic
+is deleted (rule S11). Then COMPLETE is recorded (rule S2), and waiting clients hear of it (S3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from broker.transactions.home_messages import (
+    ApplyAnswer,
+    ApplyUnits,
+    GapFound,
+    SourceGone,
+    UnitRows,
+    UnitsApplied,
+)
+from broker.transactions.home_records import StagedPlace, Target, TransactionValue, Unit
+from broker.transactions.home_state import HomeState
+from broker.transactions.messages import PendingTarget, PlacedRows, TransactionalId
+from raft_metadata.common.errors import KafkaError
+
+_log = logging.getLogger("broker.coordinator")
+
+UNITS_AT_ONCE_BYTES = 4 << 20
+"""Bytes of rows that are under way to one target at a time."""
+UNITS_AT_ONCE_MAX = 1_000
+"""Units in one request to a target."""
+STAGED_ROW_BYTES = 1_048_576
+"""Bytes that a staged unit counts for: a chunk is not larger."""
+NOT_ASKED = "its leader has not answered yet"
+RETRY_MIN_MS = 50
+RETRY_MAX_MS = 1_000
+"""Pauses before a target that could not take units is asked again; they double."""
+
+Work = Coroutine[Any, Any, None]
+
+
+class TargetPort(Protocol):
+    """Port to the leaders of targets."""
+
+    async def apply(self, request: ApplyUnits) -> ApplyAnswer:
+        """Have the target's leader append units, and return once they are committed.
+
+        Raises:
+            KafkaError: the target is not able now, or did not answer; it may be asked again.
+        """
+        ...
+
+    def is_deleted(self, target: Target, metadata_offset: int) -> bool:
+        """Return True if the image is as new as that offset, and the topic is not there (S11)."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class OpenDecision:
+    """A committed decision whose targets have not all acknowledged."""
+
+    id: TransactionalId
+    value: TransactionValue
+    waiting: dict[tuple[Target, int], Unit]
+    """Units that their targets have not acknowledged, by target and number."""
+    bases: dict[tuple[Target, int], int | None] = field(default_factory=dict)
+    """Base offset of each unit that was acknowledged in this epoch; None: not known any more."""
+    dropped: dict[Target, None] = field(default_factory=dict)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is complete, or given up because this broker does not lead any more."""
+
+    def placed(self) -> tuple[PlacedRows, ...]:
+        """Return where the rows of each target stand."""
+        rows: dict[Target, int] = {}
+        first: dict[Target, int | None] = {}
+        for unit in self.value.units:
+            rows[unit.target] = rows.get(unit.target, 0) + unit.rows
+            first.setdefault(unit.target, self.bases.get((unit.target, unit.number)))
+        return tuple(
+            PlacedRows(*target, count, first[target])
+            for target, count in rows.items()
+            if target not in self.dropped
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """Units of one numbering for one target, in the order of their numbers."""
+
+    numbering: int
+    target: Target
+    units: deque[tuple[int, OpenDecision]] = field(default_factory=deque)
+    task: asyncio.Task[None] | None = None
+    after: int | None = None
+    """The end that the target told of, where a gap must be mended (rule S5)."""
+    reason: str = NOT_ASKED
+
+    def add(self, number: int, decision: OpenDecision) -> None:
+        if self.units and self.units[-1][0] > number:
+            ordered = [*self.units]
+            insort(ordered, (number, decision), key=lambda one: one[0])
+            self.units = deque(ordered)
+        else:
+            self.units.append((number, decision))
+
+
+class Completion:
+    """The open decisions of one home, and what is sent to their targets.
+
+    Owned by its `Home`, on the event loop. Invariant: only committed decisions are here.
+    """
+
+    def __init__(
+        self,
+        port: TargetPort,
+        start: Callable[[Work], asyncio.Task[None]],
+        record: Callable[[OpenDecision], bool],
+    ) -> None:
+        """Prepare.
+
+        ``start`` runs a queue's work as a task that its owner ends. ``record`` decides a COMPLETE,
+        and returns False if that can't be recorded now: it is called again by `record_later`.
+        """
+        self._port = port
+        self._start = start
+        self._record = record
+        self._open: dict[TransactionalId, OpenDecision] = {}
+        self._queues: dict[tuple[int, Target], _Queue] = {}
+
+    def find(self, id_: TransactionalId) -> OpenDecision | None:
+        """Return the open decision of an id, once it is known to be committed."""
+        return self._open.get(id_)
+
+    def pending(self, decision: OpenDecision) -> tuple[PendingTarget, ...]:
+        """Return what each target that has not acknowledged waits for."""
+        targets = dict.fromkeys(target for target, _ in decision.waiting)
+        queues = ((each, self._queues.get((decision.value.numbering, each))) for each in targets)
+        return tuple(
+            PendingTarget(*target, NOT_ASKED if queue is None else queue.reason)
+            for target, queue in queues
+        )
+
+    def restart(self, home: HomeState) -> None:
+        """Begin anew with a state that was just loaded: all of it is committed (rule G1)."""
+        self.close()
+        self.add(home, home.open)
+
+    def close(self) -> None:
+        """Forget all decisions; a newer state, or another home, completes them."""
+        for decision in self._open.values():
+            decision.done.set()
+        for queue in self._queues.values():
+            if queue.task is not None:
+                queue.task.cancel()
+        self._open.clear()
+        self._queues.clear()
+
+    def add(self, home: HomeState, ids: Iterable[TransactionalId]) -> None:
+        """Complete the decisions of these ids, which were committed in this order."""
+        for id_ in ids:
+            value = home.newest.get(id_)
+            if value is None or not value.is_open:
+                continue
+            known = self._open.get(id_)
+            if known is not None and known.value.at == value.at:
+                known.value = value  # its sources have moved, or another run was remembered
+                known.waiting = {
+                    place: unit
+                    for unit in value.units
+                    if (place := (unit.target, unit.number)) in known.waiting
+                }
+                continue
+            waiting = {(unit.target, unit.number): unit for unit in value.units}
+            decision = self._open[id_] = OpenDecision(id_, value, waiting)
+            for unit in value.units:
+                self._enqueue(decision, unit)
+
+    def _enqueue(self, decision: OpenDecision, unit: Unit) -> None:
+        key = (decision.value.numbering, unit.target)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue(*key)
+        queue.add(unit.number, decision)
+        if queue.task is None:
+            queue.task = self._start(self._work(queue))
+
+    # ---- one target
+
+    async def _work(self, queue: _Queue) -> None:
+        """Send the units of a queue until none is left."""
+        pause_ms = RETRY_MIN_MS
+        while queue.units:
+            if self._void_deleted(queue):
+                continue
+            request = self._next_request(queue)
+            try:
+                answer = await self._port.apply(request)
+            except KafkaError as error:
+                queue.reason = error.message
+                await asyncio.sleep(pause_ms / 1000)
+                pause_ms = min(2 * pause_ms, RETRY_MAX_MS)
+                continue
+            match answer:
+                case UnitsApplied():
+                    pause_ms = RETRY_MIN_MS
+                    queue.after = None
+                    self._acknowledge(queue, answer.base_offsets)
+                case GapFound():
+                    self._note_gap(queue, request, answer.end)
+                    await asyncio.sleep(pause_ms / 1000)
+                    pause_ms = min(2 * pause_ms, RETRY_MAX_MS)
+                case SourceGone():
+                    queue.reason = f"the rows of number {answer.number} are not at their stage"
+                    await asyncio.sleep(pause_ms / 1000)
+                    pause_ms = min(2 * pause_ms, RETRY_MAX_MS)
+        self._queues.pop((queue.numbering, queue.target), None)
+
+    def _next_request(self, queue: _Queue) -> ApplyUnits:
+        units: list[UnitRows] = []
+        size, after = 0, 0
+        for number, decision in queue.units:
+            unit = decision.waiting[queue.target, number]
+            source = unit.source
+            rows = source if isinstance(source, StagedPlace) else decision.value.inline[source]
+            taken = STAGED_ROW_BYTES if isinstance(rows, StagedPlace) else len(rows.records)
+            if units and (size + taken > UNITS_AT_ONCE_BYTES or len(units) >= UNITS_AT_ONCE_MAX):
+                break
+            if not units:
+                after = unit.after if queue.after is None else queue.after
+            units.append(UnitRows(number, unit.rows, rows))
+            size += taken
+        return ApplyUnits(
+            target=queue.target, numbering=queue.numbering, after=after, units=tuple(units)
+        )
+
+    def _acknowledge(self, queue: _Queue, base_offsets: Sequence[int | None]) -> None:
+        for base in base_offsets:
+            number, decision = queue.units.popleft()
+            place = (queue.target, number)
+            decision.bases[place] = base
+            self._settle(decision, place)
+
+    def _void_deleted(self, queue: _Queue) -> bool:
+        """Drop units of a topic that was deleted behind their decision; False if it lives (S11)."""
+        _, first = queue.units[0]
+        if not self._port.is_deleted(queue.target, first.value.metadata_offset):
+            return False
+        number, decision = queue.units.popleft()
+        decision.dropped[queue.target] = None
+        self._settle(decision, (queue.target, number))
+        return True
+
+    def _settle(self, decision: OpenDecision, place: tuple[Target, int]) -> None:
+        del decision.waiting[place]
+        if not decision.waiting:
+            self._finish(decision)
+            decision.done.set()
+
+    def _finish(self, decision: OpenDecision) -> None:
+        if self._record(decision):
+            del self._open[decision.id]
+
+    def record_later(self) -> None:
+        """Record the completions that could not be recorded when they happened."""
+        for decision in [one for one in self._open.values() if not one.waiting]:
+            self._finish(decision)
+
+    def _note_gap(self, queue: _Queue, request: ApplyUnits, end: int) -> None:
+        """Mend a gap: the target lost what it had acknowledged, and takes the first unit anew."""
+        first = request.units[0].number
+        queue.reason = (
+            f"it ends at number {end}, the next unit follows {request.after}: records that it had "
+            "acknowledged are lost there"
+        )
+        _log.error(
+            "target lost acknowledged rows of a home topic_id=%s partition=%d numbering=%d end=%d "
+            "next=%d", *queue.target, queue.numbering, end, first,
+        )  # fmt: skip
+        if end < first:
+            queue.after = end

@@ -1,0 +1,480 @@
+"""A home: the transactions of one led partition, decided, completed and answered.
+
+`Home` stands beside a shard: one of `__transaction_state`, or one of the offsets topic, whose
+groups it commits offsets for. A request becomes one or more turns of the shard
+(`broker.transactions.home_decisions`), each judged anew behind every wait (rule S6). It is answered
+once all that the answer rests on is committed (G1); a commit, once its targets have committed the
+rows (S3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from broker.coordinator.completion import Completion, OpenDecision, TargetPort, Work
+from broker.coordinator.records import ShardRecord
+from broker.coordinator.runtime import ShardRuntime
+from broker.transactions import home_decisions
+from broker.transactions.home_decisions import (
+    ChunkPlaced,
+    Content,
+    Decided,
+    Decision,
+    MayDecide,
+    MustWait,
+    Part,
+    Records,
+)
+from broker.transactions.home_messages import (
+    AbortPosition,
+    CommitPosition,
+    DescribeId,
+    ForgetId,
+    HomeRequest,
+    InitId,
+)
+from broker.transactions.home_records import Target, TransactionKey, TransactionValue
+from broker.transactions.home_state import HomeLimits, HomeState
+from broker.transactions.messages import (
+    AttemptNamed,
+    PendingTarget,
+    ProducerInitialized,
+    TransactionalId,
+    TransactionDescription,
+    TransactionOutcome,
+    TransactionState,
+)
+from raft_metadata.common.clock import Clock
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import BrokerId, PartitionId
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+REFS_ROUNDS_MAX = 20
+"""Most times that stages are asked again for one commit, because chunks were moved meanwhile."""
+CHECK_IDS_INTERVAL_MS = 60_000
+"""Time between two rounds through all producers' ids, to forget old ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A proven refusal of a stage: some chunk or row of an attempt is not there (rule S9)."""
+
+    reason: str
+
+
+class StagePort(Protocol):
+    """Port to the leaders of stages."""
+
+    async def parts(
+        self,
+        id_: TransactionalId,
+        at: tuple[int, int],
+        attempts: Sequence[AttemptNamed],
+        timeout_ms: int,
+    ) -> Sequence[Part] | Missing:
+        """Return the committed parts of all attempts: in the order named, chunk by chunk."""
+        ...
+
+
+class ImagePort(Protocol):
+    """Port to the metadata of this broker."""
+
+    @property
+    def metadata_offset(self) -> int:
+        """Offset of the present image."""
+        ...
+
+    def check_able(self, target: Target) -> None:
+        """Raise UNKNOWN_TOPIC_OR_PARTITION, or NOT_ENOUGH_REPLICAS or LEADER_NOT_AVAILABLE."""
+        ...
+
+    async def know(self, targets: Sequence[Target]) -> None:
+        """Wait, within a bound, for topics that this image does not have yet."""
+        ...
+
+
+class OffsetsPort(Protocol):
+    """Port to the groups that a home shares its partition with (rule S8)."""
+
+    async def prepare(self, request: CommitPosition) -> object:
+        """Find out what the checks of the decision's turn need from other partitions."""
+        ...
+
+    def check(self, state: Any, request: CommitPosition, prepared: object) -> Callable[[], None]:
+        """Check the offsets of a commit in the turn of its decision; return what records them.
+
+        Raises:
+            KafkaError: of the membership (rule G4), or OFFSET_NOT_EXPECTED. To be proven.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HomePorts:
+    """All that a home asks of others."""
+
+    broker_id: BrokerId
+    clock: Clock
+    targets: TargetPort
+    stages: StagePort
+    image: ImagePort
+    limits: Callable[[], HomeLimits]
+    offsets: OffsetsPort | None = None
+    """None for a home that no group shares: a commit with offsets is refused there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NeedsParts:
+    """The stages must be asked for the parts of the attempts first."""
+
+
+class Home:
+    """The transactions of one shard. Owned by its coordinator, on the event loop."""
+
+    def __init__(
+        self,
+        shard: ShardRuntime[Any],
+        numbering: int,
+        ports: HomePorts,
+        start: Callable[[Work], asyncio.Task[None]],
+    ) -> None:
+        """Take the reserved producer id of this home in its partition's unclean epoch (S4)."""
+        self._shard = shard
+        self._numbering = numbering
+        self._ports = ports
+        self._completion = Completion(ports.targets, start, self._record_complete)
+        self._to_check: list[TransactionalId] = []
+        self._checked_ms = ports.clock.monotonic_ms()
+        self._loaded_ms: int | None = None
+        """Wall time of the load, once it is trusted."""
+        shard.on_loaded = self._on_loaded
+        shard.on_committed = self._on_committed
+
+    def close(self) -> None:
+        """End all waits and sends, because this broker no longer leads."""
+        self._completion.close()
+
+    def _home(self) -> HomeState:
+        return self._shard.state().home  # type: ignore[no-any-return]
+
+    def _on_loaded(self) -> None:
+        self._loaded_ms = None
+        self._completion.restart(self._home())
+
+    def _on_committed(self, entries: Sequence[ShardRecord]) -> None:
+        if self._shard.is_ready:
+            ids = [one.key.id for one in entries if isinstance(one.key, TransactionKey)]
+            self._completion.add(self._home(), ids)
+
+    def _turn(self, turn: Callable[[Any, HomeState], tuple[T, Records]]) -> T:
+        """Make a turn of the home: its records are one decision of the shard (rule S1)."""
+
+        def decision(state: Any) -> T:
+            answer, records = turn(state, state.home)
+            state.apply(*(ShardRecord(key, value) for key, value in records))
+            return answer
+
+        return self._shard.decide(decision)
+
+    # ---- requests
+
+    async def answer(self, request: HomeRequest[A]) -> A:
+        """Return the answer to a request about an id of this home."""
+        match request:
+            case InitId():
+                answer: Any = await self._init(request)
+            case CommitPosition():
+                answer = await self._commit(request)
+            case AbortPosition():
+                answer = await self._abort(request)
+            case ForgetId():
+                records = self._turn(
+                    lambda _, home: (found := home_decisions.forget(home, request.id), found)
+                )
+                assert records
+                await self._shard.settled()
+                answer = None
+            case DescribeId():
+                answer = self._describe(request.id)
+                await self._shard.settled()
+            case _:
+                text = f"unknown request of a home: {type(request).__name__}"
+                raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+        return answer  # type: ignore[no-any-return]
+
+    async def _init(self, request: InitId) -> ProducerInitialized:
+        limits = self._ports.limits()
+        answer = self._turn(
+            lambda state, home: home_decisions.init(home, request.id, state.trusted_ms, limits)
+        )
+        await self._shard.settled()
+        return answer
+
+    async def _abort(self, request: AbortPosition) -> TransactionState:
+        deadline_ms = self._now_ms() + request.timeout_ms
+        while True:
+            found = self._turn(
+                lambda state, home: home_decisions.abort(
+                    home, request.id, request.position, state.trusted_ms
+                )
+            )
+            if isinstance(found, TransactionState):
+                await self._shard.settled()
+                return found
+            await self._until_complete(request.id, deadline_ms)
+
+    def _now_ms(self) -> int:
+        return self._ports.clock.monotonic_ms()
+
+    # ---- commit
+
+    async def _commit(self, request: CommitPosition) -> TransactionOutcome:
+        deadline_ms = self._now_ms() + request.timeout_ms
+        content = Content(request.id, request.position, request.digest)
+        if request.offsets and self._ports.offsets is None:
+            text = "a transaction commits offsets under the group that they belong to"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+        prepared = None
+        if self._ports.offsets is not None and request.offsets:
+            prepared = await self._ports.offsets.prepare(request)
+        parts: Sequence[Part] | Missing | None = None
+        if not request.attempts:
+            parts = _inline_parts(request)
+            await self._ports.image.know([part.target for part in parts])
+        rounds = 0
+        while True:
+            verdict = self._turn(
+                partial(self._judge, request=request, parts=parts, prepared=prepared)
+            )
+            match verdict:
+                case Decided():
+                    await self._shard.settled()
+                    return await self._outcome(content, verdict, deadline_ms)
+                case MustWait():
+                    await self._until_complete(request.id, deadline_ms)
+                case _:
+                    rounds += 1
+                    if rounds > REFS_ROUNDS_MAX:
+                        text = "the chunks of its attempts are moved all the time"
+                        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, text)
+                    left_ms = max(1, deadline_ms - self._now_ms())
+                    parts = await self._ports.stages.parts(
+                        request.id, content.at, request.attempts, left_ms
+                    )
+                    if not isinstance(parts, Missing):
+                        await self._ports.image.know([part.target for part in parts])
+
+    def _judge(
+        self,
+        state: Any,
+        home: HomeState,
+        *,
+        request: CommitPosition,
+        parts: Sequence[Part] | Missing | None,
+        prepared: object,
+    ) -> tuple[Decided | MustWait | _NeedsParts, Records]:
+        """Judge, check and decide in one turn; all fences are looked at here (rules S6, S8)."""
+        content = Content(request.id, request.position, request.digest)
+        judgement = home_decisions.judge(home, content)
+        if isinstance(judgement, Decided):
+            return judgement, judgement.records
+        record_offsets: Callable[[], None] | None = None
+        if request.offsets and self._ports.offsets is not None:
+            record_offsets = self._ports.offsets.check(state, request, prepared)
+        if isinstance(judgement, MustWait):
+            return judgement, ()
+        assert isinstance(judgement, MayDecide)
+        if parts is None:
+            return _NeedsParts(), ()
+        if isinstance(parts, Missing):
+            raise KafkaError(ErrorCode.STAGE_INCOMPLETE, parts.reason)
+        if home_decisions.is_below_horizon(home, parts):
+            return _NeedsParts(), ()
+        for target in dict.fromkeys(part.target for part in parts):
+            self._ports.image.check_able(target)
+        decision = Decision(
+            content=content,
+            numbering=self._numbering,
+            metadata_offset=self._ports.image.metadata_offset,
+            parts=parts,
+            inline=request.inline,
+            layout=request.layout,
+            now_ms=state.trusted_ms,
+        )
+        value, records = home_decisions.decide(home, decision, self._ports.limits())
+        if record_offsets is not None:
+            record_offsets()
+        return Decided(value), records
+
+    async def _outcome(
+        self, content: Content, verdict: Decided, deadline_ms: int
+    ) -> TransactionOutcome:
+        """Return the fate of a decided position: complete, or committing at the deadline (S3)."""
+        epoch, number = content.at
+        value = verdict.value
+        decision = self._completion.find(content.id)
+        is_here = decision is not None and decision.value.at == content.at
+        if decision is not None and is_here and not decision.done.is_set():
+            await self._wait(decision, deadline_ms)
+        last = self._home().newest.get(content.id)
+        if last is not None and last.at == content.at:
+            value = last
+        state, placed, dropped = value.state, value.placed, value.dropped
+        pending: tuple[PendingTarget, ...] = ()
+        if decision is not None and is_here:
+            pending = self._completion.pending(decision)
+            if not decision.waiting:
+                # Each target has acknowledged; the record of it may still be under way.
+                state, placed = TransactionState.COMPLETE, decision.placed()
+                dropped = tuple(decision.dropped)
+        return TransactionOutcome(
+            epoch=epoch,
+            number=number,
+            state=state,
+            already=verdict.already,
+            placed=placed,
+            pending=pending,
+            dropped=tuple((one.topic_id, one.partition) for one in dropped),
+            layout=value.layout,
+        )
+
+    async def _wait(self, decision: OpenDecision, deadline_ms: int) -> None:
+        left_ms = deadline_ms - self._now_ms()
+        if left_ms > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_ms / 1000):
+                    await decision.done.wait()
+
+    async def _until_complete(self, id_: TransactionalId, deadline_ms: int) -> None:
+        """Wait for the completion of an id's last decision (rule S2).
+
+        Raises:
+            KafkaError: CONCURRENT_TRANSACTIONS at the deadline.
+        """
+        await self._shard.settled()  # so that it is known to the completion
+        decision = self._completion.find(id_)
+        if decision is not None:
+            await self._wait(decision, deadline_ms)
+        if self._now_ms() >= deadline_ms:
+            text = f"the last decision of {id_.name} is not complete"
+            if decision is not None:
+                for target in self._completion.pending(decision):
+                    text = f"{text}: partition {target.partition} of {target.topic_id}: "
+                    text = f"{text}{target.reason}"
+                    break
+            raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, text)
+        await asyncio.sleep(0)
+
+    def _record_complete(self, decision: OpenDecision) -> bool:
+        """Record a completion, for which no client waits; return False if it must be tried again.
+
+        A home that does not find the record sends the units once more, and is answered at once.
+        """
+
+        def turn(_: Any, home: HomeState) -> tuple[None, Records]:
+            if not _is_same(home, decision):
+                return None, ()
+            dropped = tuple(decision.dropped)
+            return None, home_decisions.complete(home, decision.id, decision.placed(), dropped)
+
+        try:
+            self._turn(turn)
+        except KafkaError:
+            return False
+        return True
+
+    # ---- stages
+
+    async def may_go(self, chunk: ChunkPlaced) -> bool:
+        """Return True, once that is committed, if nothing will name a chunk at its place (S10)."""
+        answer = self._turn(lambda _, home: home_decisions.may_go(home, chunk))
+        await self._shard.settled()
+        return answer
+
+    # ---- time
+
+    def tick(self) -> None:
+        """Forget old keys and ids, unless this broker's clock is doubted (rules R10, S12)."""
+        if not self._shard.is_ready:
+            return
+        self._completion.record_later()
+        limits = self._ports.limits()
+        if not self._to_check and self._now_ms() - self._checked_ms >= CHECK_IDS_INTERVAL_MS:
+            self._checked_ms = self._now_ms()
+            self._to_check = list(self._home().epochs)
+        taken = self._to_check[: home_decisions.FORGOTTEN_AT_ONCE]
+        del self._to_check[: home_decisions.FORGOTTEN_AT_ONCE]
+
+        def turn(state: Any, home: HomeState) -> tuple[None, Records]:
+            now_ms = state.trusted_ms
+            if now_ms is None:
+                return None, ()
+            if self._loaded_ms is None:
+                self._loaded_ms = now_ms
+            found = home_decisions.forget_by_age(home, taken, now_ms, self._loaded_ms, limits)
+            return None, found
+
+        with contextlib.suppress(KafkaError):
+            self._turn(turn)
+
+    # ---- descriptions
+
+    def _describe(self, id_: TransactionalId) -> TransactionDescription:
+        home = self._home()
+        last, present = home.newest.get(id_), home.epochs.get(id_)
+        if last is None and present is None:
+            text = f"there is no transaction {id_.name}"
+            raise KafkaError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, text)
+        return self._description(id_, last, -1 if present is None else present.epoch)
+
+    def descriptions(self, state: TransactionState | None) -> list[TransactionDescription]:
+        """Return the ids of this home in a state, or all."""
+        home = self._home()
+        ids: Mapping[TransactionalId, object] = home.newest
+        if state is TransactionState.COMMITTING:
+            ids = home.open
+        elif state is None:
+            ids = dict.fromkeys([*home.epochs, *home.newest])
+        found = []
+        for id_ in ids:
+            last, present = home.newest.get(id_), home.epochs.get(id_)
+            if state is None or (last is not None and last.state is state):
+                epoch = -1 if present is None else present.epoch
+                found.append(self._description(id_, last, epoch))
+        return found
+
+    def _description(
+        self, id_: TransactionalId, last: TransactionValue | None, epoch: int
+    ) -> TransactionDescription:
+        decision = self._completion.find(id_)
+        return TransactionDescription(
+            id=id_,
+            epoch=epoch,
+            last=home_decisions.last_position(last),
+            state=TransactionState.STAGING if last is None else last.state,
+            decided_ms=None if last is None else last.decided_ms,
+            placed=() if last is None else last.placed,
+            pending=() if decision is None else self._completion.pending(decision),
+            dropped=() if last is None else tuple((d.topic_id, d.partition) for d in last.dropped),
+            home_leader=self._ports.broker_id,
+            home_partition=PartitionId(self._shard.partition),
+        )
+
+
+def _inline_parts(request: CommitPosition) -> list[Part]:
+    return [
+        Part(Target(rows.topic_id, rows.partition), rows.rows, index)
+        for index, rows in enumerate(request.inline)
+    ]
+
+
+def _is_same(home: HomeState, decision: OpenDecision) -> bool:
+    last = home.newest.get(decision.id)
+    return last is not None and last.at == decision.value.at and last.is_open

@@ -1,0 +1,501 @@
+"""The turns of a home: each looks at the state and returns an answer and the records of it. Pure.
+
+The table of `DESIGN.md`, row by row. A caller folds and writes the records of one turn as one batch
+(rule S1), and answers once all that the answer rests on is committed; refusals are proven (G3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
+
+from broker.record.numbering import NumbersExhaustedError, RowNumber, number_of_unit
+from broker.transactions.home_records import (
+    OTHERS_KEPT,
+    EpochKey,
+    EpochValue,
+    FloorKey,
+    HomeRecord,
+    HorizonKey,
+    NextKey,
+    NumberValue,
+    OtherRun,
+    StagedPlace,
+    Target,
+    TransactionKey,
+    TransactionValue,
+    Unit,
+)
+from broker.transactions.home_state import HomeLimits, HomeState, slim
+from broker.transactions.messages import (
+    LastPosition,
+    NumberedPosition,
+    PlacedRows,
+    Position,
+    ProducerInitialized,
+    ProducerPosition,
+    TargetRows,
+    TransactionalId,
+    TransactionState,
+)
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import PartitionId
+
+Records = tuple[HomeRecord, ...]
+FORGOTTEN_AT_ONCE = 1_000
+"""Most keys, and most ids, that one turn looks at to forget them."""
+UNITS_MAX = 100_000
+"""Most units of one transaction: its decision is one batch, of some 7 MB then."""
+
+
+class Content(NamedTuple):
+    """The position that a commit names, and its content as far as it is compared (rule S7)."""
+
+    id: TransactionalId
+    position: Position
+    digest: str
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """Epoch and number; those of a numbered id begin with 0, as does the one of a key."""
+        return place_of(self.position)
+
+    @property
+    def run_id(self) -> str | None:
+        """The run of a numbered position."""
+        return self.position.run_id if isinstance(self.position, NumberedPosition) else None
+
+    @property
+    def input(self) -> str | None:
+        """The input of a numbered position."""
+        return self.position.input if isinstance(self.position, NumberedPosition) else None
+
+
+def place_of(position: Position) -> tuple[int, int]:
+    """Return the epoch and the number of a position."""
+    match position:
+        case ProducerPosition():
+            return (position.epoch, position.number)
+        case NumberedPosition():
+            return (0, position.number)
+        case _:
+            return (0, 0)
+
+
+# init
+
+
+def init(
+    home: HomeState, id_: TransactionalId, now_ms: int | None, limits: HomeLimits
+) -> tuple[ProducerInitialized, Records]:
+    """Give a producer's id its next epoch; a decision that is open stays as it is (rule S2).
+
+    Raises:
+        KafkaError: TRANSACTION_CONFLICT for a numbered id; THROTTLING_QUOTA_EXCEEDED.
+    """
+    present, last = home.epochs.get(id_), home.newest.get(id_)
+    if present is None:
+        if last is not None:
+            raise _conflict(f"{id_.name} is a numbered id, it has no epochs")
+        _check_room_for_ids(home, limits)
+    epoch = max(home.floor, 0 if present is None else present.epoch) + 1
+    answer = ProducerInitialized(
+        epoch=epoch, last=last_position(last), forgotten_to_epoch=home.floor
+    )
+    return answer, (HomeRecord(EpochKey(*id_), EpochValue(epoch, now_ms)),)
+
+
+def last_position(last: TransactionValue | None) -> LastPosition | None:
+    """Return the newest position of an id as clients hear of it."""
+    return None if last is None else LastPosition(last.epoch, last.number, last.state)
+
+
+# commit
+
+
+@dataclass(frozen=True, slots=True)
+class MayDecide:
+    """The position is new: it may be decided in this turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class MustWait:
+    """The id's last decision is not complete: nothing is decided beside it (rule S2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The position was decided before: its fate is told once it is complete (rule S7)."""
+
+    value: TransactionValue
+    already: bool = False
+    """True for a run that came later: its rows are discarded."""
+    records: Records = ()
+    """What the run brought, to be remembered."""
+
+
+Judgement = MayDecide | MustWait | Decided
+
+
+def judge(home: HomeState, content: Content) -> Judgement:
+    """Judge a commit by what stands in the log: a repeat first, then the fence (rules S6, S7).
+
+    Raises:
+        KafkaError: TRANSACTION_CONFLICT, TRANSACTION_ABORTED, TRANSACTION_SUPERSEDED,
+            PRODUCER_FENCED. To be proven.
+    """
+    last = home.newest.get(content.id)
+    _check_kind(home, content.id, content.position, last)
+    if last is not None and content.at < last.at:
+        raise _superseded(content.id, last)
+    if last is not None and content.at == last.at:
+        return _judge_repeat(content, last)
+    _check_epoch(home, content.id, content.position)
+    return MustWait() if last is not None and last.is_open else MayDecide()
+
+
+def _check_kind(
+    home: HomeState, id_: TransactionalId, position: Position, last: TransactionValue | None
+) -> None:
+    if isinstance(position, NumberedPosition) and home.is_producer(id_):
+        raise _conflict(f"{id_.name} is a producer's id: its commits name an epoch")
+    if isinstance(position, ProducerPosition) and last is not None and not home.is_producer(id_):
+        raise _conflict(f"{id_.name} is a numbered id: its commits name a run and no epoch")
+
+
+def _judge_repeat(content: Content, last: TransactionValue) -> Decided:
+    if last.state is TransactionState.ABORTED:
+        text = f"position {_shown(last)} of {content.id.name} was aborted"
+        raise KafkaError(ErrorCode.TRANSACTION_ABORTED, text, outcome=Outcome.NOT_WRITTEN)
+    where = f"position {_shown(last)} of {content.id.name}"
+    if content.input != last.input:
+        raise _conflict(f"{where} was decided of input {last.input!r}, not of {content.input!r}")
+    if content.run_id == last.run_id:
+        if content.digest != last.digest:
+            raise _conflict(f"{where} was decided with another content")
+        return Decided(last)
+    assert content.run_id is not None, "only a numbered id has runs"
+    brought = dict(last.others).get(content.run_id)
+    if brought is not None:
+        if brought != content.digest:
+            raise _conflict(f"run {content.run_id} brought another content for {where}")
+        return Decided(last, already=True)
+    others = (*last.others, OtherRun(content.run_id, content.digest))[-OTHERS_KEPT:]
+    value = replace(last, others=others)
+    return Decided(value, already=True, records=(HomeRecord(TransactionKey(*content.id), value),))
+
+
+def _check_epoch(home: HomeState, id_: TransactionalId, position: Position) -> None:
+    """Refuse an epoch that is not the present one (rule S6)."""
+    if not isinstance(position, ProducerPosition):
+        return
+    present = home.epochs.get(id_)
+    if present is not None and present.epoch == position.epoch:
+        return
+    text = f"epoch {position.epoch} of {id_.name} is over"
+    if present is None:
+        text = f"{id_.name} has no epoch {position.epoch}: initialise it first"
+    elif present.epoch < position.epoch:
+        text = f"epoch {position.epoch} of {id_.name} was never given"
+    newest = "" if present is None else f"; the present one is {present.epoch}"
+    # Of an epoch that may be forgotten a decision may be forgotten too.
+    outcome = Outcome.UNKNOWN if position.epoch <= home.floor else Outcome.NOT_WRITTEN
+    raise KafkaError(ErrorCode.PRODUCER_FENCED, f"{text}{newest}", outcome=outcome)
+
+
+class Part(NamedTuple):
+    """Rows for one target in one piece, before they have a number."""
+
+    target: Target
+    rows: int
+    source: int | StagedPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """All that a decision adds to the position that it decides."""
+
+    content: Content
+    numbering: int
+    metadata_offset: int
+    parts: Sequence[Part]
+    inline: tuple[TargetRows, ...] = ()
+    layout: int = 0
+    now_ms: int | None = None
+
+
+def is_below_horizon(home: HomeState, parts: Sequence[Part]) -> bool:
+    """Return True if a staged part may be gone: its stage must be asked again (rule S10)."""
+    return any(
+        isinstance(source, StagedPlace) and source.offset < home.horizons.get(source.stage, 0)
+        for _, _, source in parts
+    )
+
+
+def decide(
+    home: HomeState, decision: Decision, limits: HomeLimits
+) -> tuple[TransactionValue, Records]:
+    """Return the position as decided, and its batch: itself, and each target's next number (S4).
+
+    The position was judged in this turn (`judge`), and no part is below its horizon.
+
+    Raises:
+        KafkaError: CONCURRENT_TRANSACTIONS, THROTTLING_QUOTA_EXCEEDED, MESSAGE_TOO_LARGE: a limit,
+            which is named. Nothing was decided.
+    """
+    content = decision.content
+    _check_room(home, decision, limits)
+    numbers: dict[NextKey, int] = {}
+    units = []
+    for target, rows, source in decision.parts:
+        key = NextKey(decision.numbering, *target)
+        after = numbers[key] if key in numbers else home.next_rows.get(key, 0)
+        number = _number_of(after, rows)
+        units.append(Unit(*target, number, rows, after, source))
+        numbers[key] = number + rows
+    epoch, number = content.at
+    value = TransactionValue(
+        epoch=epoch,
+        number=number,
+        state=TransactionState.COMMITTING if units else TransactionState.COMPLETE,
+        digest=content.digest,
+        run_id=content.run_id,
+        input=content.input,
+        numbering=decision.numbering,
+        metadata_offset=decision.metadata_offset,
+        units=tuple(units),
+        inline=decision.inline,
+        decided_ms=decision.now_ms,
+        layout=decision.layout,
+    )
+    nexts = (HomeRecord(key, NumberValue(number)) for key, number in numbers.items())
+    return value, (HomeRecord(TransactionKey(*content.id), value), *nexts)
+
+
+def _number_of(after: int, rows: int) -> int:
+    try:
+        return number_of_unit(RowNumber(after), rows)
+    except NumbersExhaustedError as error:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, str(error)) from error
+
+
+def _check_room(home: HomeState, decision: Decision, limits: HomeLimits) -> None:
+    id_, targets = decision.content.id, {target for target, _, _ in decision.parts}
+    if len(decision.parts) > UNITS_MAX:
+        text = f"{len(decision.parts)} parts of chunks, at most {UNITS_MAX}: stage larger chunks"
+        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
+    if len(targets) > limits.partitions_max:
+        text = f"{len(targets)} partitions, transaction.max.partitions is {limits.partitions_max}"
+        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
+    if id_ not in home.newest:
+        if id_.is_key and len(home.keys) >= limits.keys_max:
+            text = f"idempotency.keys.max ({limits.keys_max}) is reached at this home"
+            raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, text)
+        if isinstance(decision.content.position, NumberedPosition):
+            _check_room_for_ids(home, limits)
+    if not decision.parts:
+        return
+    if len(home.open) >= limits.committing_max:
+        text = f"transaction.committing.max ({limits.committing_max}) is reached at this home"
+        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, text)
+    if home.open_bytes > limits.committing_bytes_max:
+        text = f"{limits.committing_bytes_max} bytes wait for their completion at this home"
+        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, text)
+    for target in targets:
+        if home.open_units[target] >= limits.units_max:
+            text = (
+                f"{limits.units_max} units wait for partition {target.partition} of topic id "
+                f"{target.topic_id}"
+            )
+            raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, text)
+
+
+def _check_room_for_ids(home: HomeState, limits: HomeLimits) -> None:
+    if len(home.epochs) + len(home.newest) - len(home.keys) >= limits.ids_max:
+        if home.ids_count < limits.ids_max:
+            return
+        text = f"transactional.ids.max ({limits.ids_max}) is reached at this home"
+        raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, text)
+
+
+# abort
+
+
+def abort(
+    home: HomeState, id_: TransactionalId, position: ProducerPosition, now_ms: int | None
+) -> tuple[TransactionState | MustWait, Records]:
+    """Abort a position, or return the state that it has; behind a decision nothing changes (S2).
+
+    Raises:
+        KafkaError: TRANSACTION_CONFLICT, TRANSACTION_SUPERSEDED, PRODUCER_FENCED. To be proven.
+    """
+    last, at = home.newest.get(id_), place_of(position)
+    _check_kind(home, id_, position, last)
+    if last is not None and at < last.at:
+        raise _superseded(id_, last)
+    if last is not None and at == last.at:
+        return last.state, ()
+    _check_epoch(home, id_, position)
+    if last is not None and last.is_open:
+        return MustWait(), ()
+    value = TransactionValue(
+        epoch=position.epoch,
+        number=position.number,
+        state=TransactionState.ABORTED,
+        decided_ms=now_ms,
+    )
+    return value.state, (HomeRecord(TransactionKey(*id_), value),)
+
+
+# completion
+
+
+def complete(
+    home: HomeState,
+    id_: TransactionalId,
+    placed: tuple[PlacedRows, ...],
+    dropped: tuple[Target, ...],
+) -> Records:
+    """Record that every target has acknowledged, or lost its topic behind the decision (S2)."""
+    last = home.newest.get(id_)
+    if last is None or not last.is_open:
+        return ()
+    value = replace(slim(last), state=TransactionState.COMPLETE, placed=placed, dropped=dropped)
+    return (HomeRecord(TransactionKey(*id_), value),)
+
+
+# the stages ask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkPlaced:
+    """A chunk's record that a stage asks about: may it go? (rule S10)."""
+
+    id: TransactionalId
+    is_producer: bool
+    at: tuple[int, int]
+    place: StagedPlace
+    copy: StagedPlace | None = None
+    """Its new place, where it stands once more and is committed."""
+    is_aged: bool = False
+    """True if it is older than ``transaction.max.age.ms``."""
+
+
+def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
+    """Return True, once the records are committed, if nothing will name the chunk at this place.
+
+    It is asked of the first chunk that is left of this home in its stage only, because a horizon
+    must not pass what is alive.
+    """
+    last = home.newest.get(chunk.id)
+    key = TransactionKey(*chunk.id)
+    if last is not None and any(unit.source == chunk.place for unit in last.units):
+        if chunk.copy is None:
+            return False, ()
+        units = tuple(
+            unit._replace(source=chunk.copy) if unit.source == chunk.place else unit
+            for unit in last.units
+        )
+        return True, (HomeRecord(key, replace(last, units=units)),)
+    is_over = last is not None and chunk.at <= last.at
+    present = home.epochs.get(chunk.id)
+    is_fenced = chunk.is_producer and (
+        chunk.at[0] <= home.floor if present is None else chunk.at[0] < present.epoch
+    )
+    stage, offset = chunk.place
+    if is_over or is_fenced or offset < home.horizons.get(stage, 0):
+        return True, ()
+    if chunk.copy is None and not chunk.is_aged:
+        return False, ()
+    return True, (HomeRecord(HorizonKey(stage), NumberValue(offset + 1)),)
+
+
+# what is forgotten
+
+
+def forget(home: HomeState, id_: TransactionalId) -> Records:
+    """Forget a numbered id or a key by request; a producer's id with its epoch goes by age.
+
+    Raises:
+        KafkaError: TRANSACTIONAL_ID_NOT_FOUND, CONCURRENT_TRANSACTIONS while it is committing,
+            TRANSACTION_CONFLICT for a producer's id. To be proven.
+    """
+    last = home.newest.get(id_)
+    if home.is_producer(id_):
+        raise _conflict(f"{id_.name} is a producer's id: it is forgotten by its age only")
+    if last is None:
+        text = f"there is no transaction {id_.name}"
+        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, text)
+    if last.is_open:
+        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, f"{id_.name} is committing")
+    return (HomeRecord(TransactionKey(*id_), None),)
+
+
+def forget_by_age(
+    home: HomeState,
+    to_check: Collection[TransactionalId],
+    now_ms: int,
+    loaded_ms: int,
+    limits: HomeLimits,
+) -> Records:
+    """Return the records by which old keys, and old ones of these producers' ids, are forgotten.
+
+    Only what is complete, and numbered ids never (rules S2, S12). ``loaded_ms`` stands in for a
+    time that is not known.
+    """
+    records: list[HomeRecord] = []
+    for id_ in islice(home.keys, FORGOTTEN_AT_ONCE):
+        last = home.newest[id_]
+        decided_ms = loaded_ms if last.decided_ms is None else last.decided_ms
+        if decided_ms + limits.key_retention_ms >= now_ms:
+            break
+        if not last.is_open:
+            records.append(HomeRecord(TransactionKey(*id_), None))
+    floor = home.floor
+    for id_ in to_check:
+        present, decided = home.epochs.get(id_), home.newest.get(id_)
+        if present is None or (decided is not None and decided.is_open):
+            continue
+        used = [present.used_ms, *([] if decided is None else [decided.decided_ms])]
+        if max(loaded_ms if at is None else at for at in used) + limits.id_expiration_ms < now_ms:
+            floor = max(floor, present.epoch)
+            records += (
+                HomeRecord(EpochKey(*id_), None),
+                HomeRecord(TransactionKey(*id_), None),
+            )
+    if floor > home.floor:
+        records.insert(0, HomeRecord(FloorKey(), NumberValue(floor)))
+    return tuple(records)
+
+
+def open_units(
+    home: HomeState, acknowledged: Mapping[tuple[int, Target, int], object]
+) -> list[tuple[TransactionalId, TransactionValue, Unit]]:
+    """Return the units of open decisions that their targets have not acknowledged."""
+    return [
+        (id_, value, unit)
+        for id_ in home.open
+        for value in (home.newest[id_],)
+        for unit in value.units
+        if (value.numbering, unit.target, unit.number) not in acknowledged
+    ]
+
+
+def stage_horizon(home: HomeState, stage: PartitionId) -> int:
+    """Return the offset of a stage below which no decision will name a chunk (rule S10)."""
+    return home.horizons.get(stage, 0)
+
+
+def _conflict(text: str) -> KafkaError:
+    return KafkaError(ErrorCode.TRANSACTION_CONFLICT, text, outcome=Outcome.NOT_WRITTEN)
+
+
+def _superseded(id_: TransactionalId, last: TransactionValue) -> KafkaError:
+    text = f"{id_.name} has decided position {_shown(last)}, which is newer"
+    return KafkaError(ErrorCode.TRANSACTION_SUPERSEDED, text, outcome=Outcome.UNKNOWN)
+
+
+def _shown(value: TransactionValue) -> str:
+    return f"{value.epoch}.{value.number}"

@@ -1,0 +1,155 @@
+"""Letting go of staged rows, decided: which places a home is asked about, moved, trimmed. Pure.
+
+A stage goes by its home's word only (rule S10). `StageLeader` asks in waves (`next_questions`),
+notes the words in the index, appends what is alive and blocks much once more (`next_moves`), and
+moves the log start to `log_start_of`. Of a home only the first place that is left may expire or be
+moved, because the home's horizon, which then rises behind that place, must not pass what is alive.
+A copy is not asked about while an older place of its chunk is left: its home may yet be asked to
+name the copy in place of the older one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from broker.transactions.stage_index import AttemptKey, ChunkPlace, ChunksOfAttempt, StageIndex
+from broker.transactions.stage_messages import StatusQuestion, Word
+from raft_metadata.common.ids import PartitionId
+
+QUESTIONS_MAX: Final = 100
+"""Questions of one wave: all are under way at once."""
+ATTEMPTS_MAX: Final = 5_000
+"""Attempts that one wave looks at: about 3 ms of the loop."""
+
+
+@dataclass(slots=True)
+class TrimRound:
+    """The words of homes in one round of questions, which takes several waves. Used once."""
+
+    kept: set[AttemptKey] = field(default_factory=set)
+    """Attempts of which a place must stay: not asked about again in this round."""
+    unanswered: set[AttemptKey] = field(default_factory=set)
+    """Attempts whose home did not answer: likewise."""
+    released: set[AttemptKey] = field(default_factory=set)
+    """Attempts that are over: all their places are asked about."""
+    cursor: int = 0
+    """Attempts that this round has looked at."""
+
+    def note(self, question: StatusQuestion, word: Word | None) -> None:
+        """Note the word for a place, or null for none.
+
+        A place that went because of its copy or age shows nothing of the others of its attempt.
+        """
+        key = (question.id, question.attempt_id)
+        if word is None:
+            self.unanswered.add(key)
+        elif word is Word.KEEP:
+            self.kept.add(key)
+        elif question.copy is None and not question.is_aged:
+            self.released.add(key)
+
+
+def next_questions(
+    index: StageIndex,
+    partition: PartitionId,
+    high_watermark: int,
+    trim_round: TrimRound,
+    is_aged: Callable[[ChunkPlace], bool],
+) -> list[tuple[StatusQuestion, ChunkPlace]]:
+    """Return the questions of the next wave; none if the round is over.
+
+    ``is_aged``: whether a place is older than the cluster keeps undecided rows; False while the
+    clock is doubted (rule R10).
+    """
+    found: list[tuple[StatusQuestion, ChunkPlace]] = []
+    asked = trim_round.kept | trim_round.unanswered
+    for key in _next_attempts(index, trim_round):
+        if key in asked or key not in index.attempts:
+            continue
+        asked.add(key)
+        room = QUESTIONS_MAX - len(found) if key in trim_round.released else 1
+        places = askable(index, index.attempts[key], high_watermark)
+        found += [
+            (_question(index, partition, high_watermark, place, is_aged), place)
+            for place in islice(places, room)
+        ]
+        if len(found) >= QUESTIONS_MAX:
+            break
+    return found
+
+
+def _next_attempts(index: StageIndex, trim_round: TrimRound) -> Iterator[AttemptKey]:
+    """Yield those that hold the homes' first places, those that are over, and the next others."""
+    for living in index.homes.values():
+        first = index.places[next(iter(living))].chunk.key
+        yield first.id, first.attempt_id
+    yield from list(trim_round.released)
+    for key in islice(index.attempts, trim_round.cursor, trim_round.cursor + ATTEMPTS_MAX):
+        trim_round.cursor += 1
+        yield key
+
+
+def _question(
+    index: StageIndex,
+    partition: PartitionId,
+    high_watermark: int,
+    place: ChunkPlace,
+    is_aged: Callable[[ChunkPlace], bool],
+) -> StatusQuestion:
+    key, first = place.chunk.key, index.first_of_home(place)
+    copy = index.next_copy(place, high_watermark) if first else None
+    return StatusQuestion(
+        partition=partition,
+        id=key.id,
+        epoch=key.epoch,
+        number=key.number,
+        attempt_id=key.attempt_id,
+        place=place.base,
+        records=len(place.targets),
+        copy=None if copy is None else copy.base,
+        is_aged=first and is_aged(place),
+    )
+
+
+def askable(
+    index: StageIndex, attempt: ChunksOfAttempt, high_watermark: int
+) -> Iterator[ChunkPlace]:
+    """Yield the committed living places of an attempt that wait for no older one of their chunk."""
+    for base in attempt.living:
+        place = index.places[base]
+        if place.end > high_watermark:
+            return
+        oldest = next(p for p in place.chunk.places if p.base not in index.released)
+        if oldest is place:
+            yield place
+
+
+def next_moves(
+    index: StageIndex, high_watermark: int, kept: Set[AttemptKey], move_bytes: int
+) -> list[ChunkPlace]:
+    """Return the living places to append again, because more than ``move_bytes`` lie behind them.
+
+    Of each home only its first place, only if its home has just said that it must stay, and only
+    once.
+    """
+    found: list[ChunkPlace] = []
+    for living in index.homes.values():
+        place = index.places[next(iter(living))]
+        key = (place.chunk.key.id, place.chunk.key.attempt_id)
+        if (
+            key in kept
+            and place.end <= high_watermark
+            and not index.is_moved(place)
+            and index.bytes_behind(place) > move_bytes
+        ):
+            found.append(place)
+    return found
+
+
+def log_start_of(index: StageIndex, high_watermark: int) -> int:
+    """Return the offset below which everything was let go and is committed."""
+    first = index.first_living()
+    return high_watermark if first is None else min(first, high_watermark)
