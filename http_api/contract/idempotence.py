@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 PRODUCER_ID = "Quorumlog-Producer-Id"
 PRODUCER_EPOCH = "Quorumlog-Producer-Epoch"
 SEQUENCE = "Quorumlog-Sequence"
-HEADER_LIMITS = {PRODUCER_ID: (1 << 63) - 1, PRODUCER_EPOCH: EPOCH_MAX, SEQUENCE: SEQUENCES - 1}
+PRODUCER_ID_MAX = (1 << 62) - 1
+"""Largest id of a client's producer: those above it number the rows of transactions (rule S4)."""
+HEADER_LIMITS = {PRODUCER_ID: PRODUCER_ID_MAX, PRODUCER_EPOCH: EPOCH_MAX, SEQUENCE: SEQUENCES - 1}
 """Largest value of each header, in the order of the fields of `Claim`."""
 _INTEGER = re.compile(r"\d{1,19}")
 

@@ -24,7 +24,7 @@ from http_api.server.answers import error_type, reply
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 
 _TRUE = {"true": True, "false": False}
@@ -107,6 +107,18 @@ async def read_body(
     if len(body) > limit:  # in chunks or packed, of a path whose limit is below max_body_bytes
         raise refusal(limit)
     return body
+
+
+def refuse_doubled(request: web.Request, names: Iterable[str]) -> None:
+    """Refuse a header of one value that comes twice: which of them counts is not known.
+
+    Raises:
+        RestError: 400/40002, naming the header.
+    """
+    for name in names:
+        if name in request.headers and len(request.headers.getall(name)) > 1:
+            text = f"Header '{name}' is given twice: expected once"
+            raise RestError(400, RestCode.KAFKA_BAD_REQUEST, text)
 
 
 def continue_unless_too_large(

@@ -300,6 +300,22 @@ async def test_headers_are_whole_and_agree(
     assert door.apis.direct.taken == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "doubled"),
+    [
+        ("/topics/flights", ["Idempotency-Key: a", "idempotency-key: b"]),
+        ("/topics/flights", [f"{name}: {value}" for name, value in CHUNK.items()]
+         + ["quorumlog-chunk: 3"]),
+        (f"{V3}/transactions", ["Idempotency-Key: a", "Idempotency-Key: a"]),
+    ],
+)  # fmt: skip
+async def test_a_header_of_one_value_comes_once(door: Door, path: str, doubled: list[str]) -> None:
+    answer = await door.raw(post(ONE, path, *doubled, content_type="application/json"))
+    assert (answer.status, answer.json["error_code"]) == (400, 40002)
+    assert "is given twice" in answer.json["message"]
+    assert door.apis.requests == []
+
+
 @pytest.mark.parametrize("headers", [KEY, CHUNK])
 @pytest.mark.parametrize(
     ("query", "says"),

@@ -66,7 +66,11 @@ SEGMENTS: Final[Mapping[str, PathSegment]] = {
     "consumer_id": PathSegment("Name of a member of the group.", INSTANCE, NAME_SCHEMA),
     "group_name": PathSegment("Name of a consumer group.", GROUP, NAME_SCHEMA),
     "instance": PathSegment("Name of a consumer instance.", INSTANCE, NAME_SCHEMA),
-    "transactional_id": PathSegment("Transactional id, or `key:` and a key.", "billing-1", _WORD),
+    "transactional_id": PathSegment(
+        "Transactional id, or `key:` and a key.",
+        "billing-1",
+        {"type": "string", "pattern": "^(key:[!-~]{1,128}|[A-Za-z0-9._:-]{1,320})$"},
+    ),
     "file_name": PathSegment("Name of a file of the page.", "swagger-ui.css", _WORD),
     **{
         f"part_{number}": PathSegment("Name of a place, one level below.", example, _WORD)

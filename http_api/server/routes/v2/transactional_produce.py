@@ -42,7 +42,7 @@ from http_api.contract.transaction_headers import (
     staging_of,
 )
 from http_api.server.answers import IN_TRANSACTION, reply
-from http_api.server.request_parsing import bad_parameter, too_large
+from http_api.server.request_parsing import bad_parameter, refuse_doubled, too_large
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import GroupId
 
@@ -96,6 +96,7 @@ def transactional_write(
         way = staging
     else:
         return None
+    refuse_doubled(request, (IDEMPOTENCY_KEY, *STAGING_HEADERS))
     if acks != ACKS_ALL:
         raise bad_parameter("acks", request.query["acks"], "all, as any write in a transaction")
     if timeout_ms > TRANSACTION_TIMEOUT_MS_MAX:

@@ -56,6 +56,7 @@ from http_api.server.request_parsing import (
     read_body,
     read_json_object,
     read_optional_json_object,
+    refuse_doubled,
     unsupported_media_type,
 )
 from http_api.server.request_site import broker_url
@@ -117,6 +118,7 @@ class TransactionRoutes(V3Routes):
         """Commit the rows and offsets of the body, once for each key."""
         refuse_headers(request.headers, PRODUCER_HEADERS, "belongs to a produce")
         refuse_headers(request.headers, STAGING_HEADERS, "belongs to a staged produce")
+        refuse_doubled(request, (IDEMPOTENCY_KEY,))
         key = key_of(request.headers)
         timeout_ms = declared.TIMEOUT.read(request.query)
         body = await self._commit_body(request, of_an_id=False)
