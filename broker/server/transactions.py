@@ -12,11 +12,13 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from broker.coordinator.records import partition_of_group
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.row_targets import PlacedTopic, RowTargets, layout_of, target_rows
+from broker.coordinator.home import StagePort
+from broker.server.transaction_ports import StagedRows
 from broker.server.transaction_apis import (
     TRANSACTION_TIMEOUT_MS,
     TRANSACTION_TIMEOUT_MS_MAX,
@@ -61,7 +63,6 @@ if TYPE_CHECKING:
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.produce import KeylessPlacement
     from broker.server.router import LeaderRouter
-    from broker.server.stages import StageRequests
     from broker.server.transaction_ports import Targets
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import (
@@ -92,7 +93,6 @@ class TransactionRequests:
         internal: InternalTopics,
         targets: RowTargets,
         keyless: KeylessPlacement,
-        stages: StageRequests,
         clock: Clock,
     ) -> None:
         self._config = config
@@ -102,7 +102,6 @@ class TransactionRequests:
         self._internal = internal
         self._targets = targets
         self._keyless = keyless
-        self._stages = stages
         self._clock = clock
 
     # ---- one id
@@ -134,7 +133,7 @@ class TransactionRequests:
     async def stage(self, request: StageRequest) -> list[StagedRow]:
         """Stage a chunk with acks=all (rule S9)."""
         self._deadline_ms(request.timeout_ms)
-        return await self._stages.stage(request)
+        return await self._homes.stages.stage(request)
 
     # ---- commit
 
@@ -274,6 +273,14 @@ class TransactionRequests:
             raise _told(error, doubts) from error
 
 
+class StageDoor(StagePort, StagedRows, Protocol):
+    """The stages as homes, targets and clients use them, wherever they are led."""
+
+    async def stage(self, request: StageRequest) -> list[StagedRow]:
+        """Stage a chunk with acks=all (rule S9)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Coordinators:
     """The coordinators of a broker, and the door to the targets that it leads."""
@@ -282,6 +289,7 @@ class Coordinators:
     transactions: TransactionCoordinator
     homes: HomeFactory
     targets: Targets
+    stages: StageDoor
     image: Callable[[], MetadataImage]
 
     async def answer_id(self, request: HomeRequest[A]) -> A:
