@@ -64,12 +64,16 @@ from raft_metadata.common.configs.table import (
     TRANSACTIONAL_IDS_MAX,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import IncarnationId, id_from_bytes
+from raft_metadata.common.ids import (
+    IncarnationId,
+    LeaderEpoch,
+    TopicIdPartition,
+    id_from_bytes,
+)
 from raft_metadata.image.metadata_image import cluster_layers
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
-    from broker.coordinator.reader import DataReader
     from broker.ports import ControllerChannel, PeerChannel
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.configs.layers import ConfigLayers

@@ -88,7 +88,7 @@ class Committed:
     """The outcome of a commit, and the home that gave it."""
 
     outcome: TransactionOutcome
-    home_leader: BrokerId
+    home_leader: BrokerId | None
     rows: Sequence[RowPlace] = ()
     """With `CommitRequest.answers_rows`: one for each row, in the order of the request."""
 

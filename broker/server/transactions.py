@@ -14,20 +14,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from broker.coordinator.home import StagePort
 from broker.coordinator.records import partition_of_group
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.row_targets import PlacedTopic, RowTargets, layout_of, target_rows
-from broker.coordinator.home import StagePort
-from broker.server.transaction_ports import StagedRows
 from broker.server.transaction_apis import (
     TRANSACTION_TIMEOUT_MS,
     TRANSACTION_TIMEOUT_MS_MAX,
-    Committed,
     CommitRequest,
+    Committed,
     RowPlace,
     StagedRow,
     StageRequest,
 )
+from broker.server.transaction_ports import StagedRows
 from broker.transactions.home_messages import (
     AbortPosition,
     CommitPosition,
@@ -84,7 +84,7 @@ class TransactionRequests:
     Owned by `RoutedBrokerApis`, on its loop. Stateless between requests.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 the parts of a broker
+    def __init__(
         self,
         config: BrokerConfig,
         router: LeaderRouter,
@@ -160,9 +160,7 @@ class TransactionRequests:
         )
         outcome = await self._ask(asked, deadline_ms, may_create=True)
         rows = _row_places(placed, outcome, asked.layout) if request.answers_rows else ()
-        return Committed(
-            outcome=outcome, home_leader=self._home_leader(request.id), rows=rows
-        )
+        return Committed(outcome=outcome, home_leader=self.home_leader(request.id), rows=rows)
 
     def _keyless_of(self, request: CommitRequest) -> Callable[[TopicImage], Callable[[], int]]:
         """Return the placement of keyless rows: under a key all of a topic go to one partition.
@@ -230,14 +228,15 @@ class TransactionRequests:
             raise KafkaError(ErrorCode.INVALID_REQUEST, text)
         return self._clock.monotonic_ms() + timeout_ms
 
-    def _home_leader(self, id_: TransactionalId) -> BrokerId:
+    def home_leader(self, id_: TransactionalId) -> BrokerId | None:
+        """Return the leader of an id's home in this broker's image; None: there is none now."""
         topic = self._loader.image.topic(home_topic(id_))
-        assert topic is not None, "it has answered"
-        return topic.partitions[home_partition(id_, topic)].leader
+        if topic is None:
+            return None
+        registration = topic.partitions[home_partition(id_, topic)]
+        return registration.leader if registration.has_leader else None
 
-    async def _ask(
-        self, request: HomeRequest[A], deadline_ms: int, *, may_create: bool
-    ) -> A:
+    async def _ask(self, request: HomeRequest[A], deadline_ms: int, *, may_create: bool) -> A:
         """Have the home's leader answer, wherever it is; repeat what is unknown (rule S7)."""
         name = home_topic(request.id)
         topic = await self._internal.existing(name)
