@@ -119,14 +119,14 @@ class BrokerServer:
             self._lifecycle,
             controllers,
             peers,
-            partial(self._make_coordinator, local, clock),
+            partial(self._make_coordinators, local, clock),
             follower_reads,
             polls,
             self.trimming,
             clock,
             random_bytes,
         )
-        self._coordinator = self.apis.coordinator
+        self._coordinators = self.apis.coordinators
         self.debug_state = BrokerDebugState(
             config, self.manager, self.logs, self._lifecycle, self._loader, clock
         )
@@ -134,7 +134,7 @@ class BrokerServer:
             local,
             self.manager,
             self._loader,
-            self._coordinator,
+            self._coordinators,
             self.apis.local_facts,
             follower_reads,
             polls,
@@ -166,22 +166,49 @@ class BrokerServer:
             matters=lambda: waits_for_sync(self.manager.replicas()),
         )
 
-    def _make_coordinator(
-        self, local: LocalPartitions, clock: Clock, reader: DataReader
-    ) -> GroupCoordinator:
+    def _make_coordinators(
+        self, local: LocalPartitions, clock: Clock, apis: RoutedBrokerApis
+    ) -> Coordinators:
         config, static = self._config, self._config.static()
-        return GroupCoordinator(
+
+        def make_log(where: TopicIdPartition, epoch: LeaderEpoch) -> ReplicaShardLog:
+            return ReplicaShardLog(local, where, epoch)
+
+        stamps = self._lifecycle.controller_clock
+        appends = UnitAppends(config, local, self.manager, stamps, self._lifecycle.check_proof)
+        targets = Targets(config, self._loader, apis.router, local, appends, apis.stages, clock)
+        homes = HomeFactory(
+            HomePorts(
+                broker_id=config.broker_id,
+                clock=clock,
+                targets=targets,
+                stages=apis.stages,
+                image=apis.home_image,
+                limits=lambda: _home_limits(cluster_layers(self._loader.image, static)),
+            )
+        )
+        groups = GroupCoordinator(
             config.broker_id,
             clock,
             self._lifecycle,
             self.manager.led_epoch,
-            lambda where, epoch: ReplicaShardLog(local, where, epoch),
-            reader,
+            make_log,
+            BrokerDataReader(apis),
             poll_wait_ms_max=config.limits.max_fetch_wait_ms,
             rebalance_timeout_ms=config.timeouts.group_rebalance_timeout_ms,
+            homes=homes,
             configs=lambda image: _group_configs(cluster_layers(image, static)),
             is_clock_trusted=self._is_clock_trusted,
         )
+        transactions = TransactionCoordinator(
+            homes,
+            self._lifecycle,
+            self.manager.led_epoch,
+            make_log,
+            clock,
+            is_clock_trusted=self._is_clock_trusted,
+        )
+        return Coordinators(groups, transactions, homes, targets, lambda: self._loader.image)
 
     def _is_clock_trusted(self) -> bool:
         return self._lifecycle.controller_clock.is_trusted()
@@ -210,7 +237,8 @@ class BrokerServer:
         wait for a leader then go on.
         """
         self._page_cached.followed()
-        self._coordinator.on_metadata_update(image)
+        self._coordinators.groups.on_metadata_update(image)
+        self._coordinators.transactions.on_metadata_update(image)
         if not self._settled.is_set() and self._lifecycle.is_settled:
             note_boot(self._config.data_dir, present_boot_id())
             self._cache_is_kept = True  # earlier losses are recorded, and there are no later ones
@@ -243,7 +271,9 @@ class BrokerServer:
             tasks.create_task(self.cleaner.run(), name="log-cleaner")
             tasks.create_task(self._loader.run(), name="metadata-loader")
             tasks.create_task(self._lifecycle.run(), name="lifecycle")
-            tasks.create_task(self._coordinator.run(), name="group-coordinator")
+            tasks.create_task(self._coordinators.homes.run(), name="transaction-targets")
+            tasks.create_task(self._coordinators.groups.run(), name="group-coordinator")
+            tasks.create_task(self._coordinators.transactions.run(), name="transactions")
             tasks.create_task(self.apis.forwarded.run(), name="forwarded-produces")
             await self._settled.wait()
             tasks.create_task(self._page_cached.run(), name="page-cache-topics")
@@ -279,4 +309,15 @@ def _group_configs(layers: ConfigLayers) -> GroupConfigs:
     return GroupConfigs(
         default_assignor=layers.word(GROUP_CONSUMER_ASSIGNORS),
         retention=None if minutes < 0 else OffsetsRetention(minutes * 60_000, interval_ms),
+    )
+
+
+def _home_limits(layers: ConfigLayers) -> HomeLimits:
+    return HomeLimits(
+        committing_max=layers.number(TRANSACTION_COMMITTING_MAX),
+        keys_max=layers.number(IDEMPOTENCY_KEYS_MAX),
+        ids_max=layers.number(TRANSACTIONAL_IDS_MAX),
+        key_retention_ms=layers.number(IDEMPOTENCY_KEY_RETENTION_MS),
+        id_expiration_ms=layers.number(TRANSACTIONAL_ID_EXPIRATION_MS),
+        partitions_max=layers.number(TRANSACTION_MAX_PARTITIONS),
     )
