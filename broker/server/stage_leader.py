@@ -178,6 +178,7 @@ class StageLeader:
             ProduceRecord(key=make_raw(key), value=make_raw(value))
             for key, value in encode_chunk(chunk)
         ]
+        self._ports.home_of(chunk.key.id)  # raises, if it does, before anything is appended
         base, committed = self._write(replica, records, timeout_ms)
         self._index.append(chunk, base, self._ports.clock.wall_ms())
         return self._index.places[base], committed
@@ -263,7 +264,7 @@ class StageLeader:
         """Load, then let go of what homes release, until closed or cancelled."""
         while not self._closed:
             try:
-                await self._load()
+                await self.load()
                 break
             except KafkaError as error:
                 _log.info("stage not loaded partition=%d: %s", self.place.partition, error)
@@ -272,12 +273,12 @@ class StageLeader:
             await asyncio.sleep(LOAD_RETRY_MS / 1000)
         while not self._closed:
             try:
-                await self._trim_round()
+                await self.trim_round()
             except (KafkaError, CorruptionError) as error:
                 _log.info("stage not trimmed partition=%d: %s", self.place.partition, error)
             await asyncio.sleep(TRIM_INTERVAL_MS / 1000)
 
-    async def _load(self) -> None:
+    async def load(self) -> None:
         """Fold the log to its end and wait until all of it is committed (rule G1)."""
         started_ms = self._ports.clock.monotonic_ms()
         index = StageIndex(self._ports.home_of)
@@ -311,7 +312,7 @@ class StageLeader:
 
     # ---- letting go
 
-    async def _trim_round(self) -> None:
+    async def trim_round(self) -> None:
         """Ask homes in waves until none has more to say, move what blocks, move the log start."""
         index, trim_round = self._index, TrimRound()
         index.trim(self._leading().log.log_start_offset)
