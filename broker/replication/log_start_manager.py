@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
     from raft_metadata.common.clock import Clock
-    from raft_metadata.common.ids import BrokerId
+    from raft_metadata.common.ids import BrokerId, LeaderEpoch
 
 
 DELETION_CHECK_S = 0.01
@@ -217,6 +217,29 @@ class LogTrimming:
             return await deletion.run(before_offset)
         finally:
             self._deletions -= 1
+
+    def move_log_start(self, partition: TopicIdPartition, epoch: LeaderEpoch, offset: int) -> None:
+        """Let the log of a partition begin at an offset, as its leader in this epoch decides.
+
+        It moves once that is durable, not behind the high watermark, and not past a replica that is
+        being added; followers take the start from their leader.
+
+        Raises:
+            KafkaError: NOT_LEADER_OR_FOLLOWER; KAFKA_STORAGE_ERROR, the log is offline.
+        """
+        replica = self._manager.replica(partition)
+        role = None if replica is None else replica.partition.role
+        if replica is None or not isinstance(role, LeaderState) or role.epoch != epoch:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        registration = self._manager.image.partition(*partition)
+        adding = () if registration is None else registration.adding
+        log = replica.log
+        start = min(offset, may_go_up_to(role, adding, replica.partition.high_watermark))
+        if start <= log.requested_log_start:
+            return
+        if start == log.log_end_offset:
+            log.roll()  # so that the files of what is gone can be unlinked
+        log.advance_log_start(start)
 
     # retention
 

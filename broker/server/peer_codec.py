@@ -70,6 +70,16 @@ class PeerRequestKind(IntEnum):
     """All ids of a home in `__transaction_state`."""
     LIST_GROUP_TXNS = 20
     """All ids of a home in `__consumer_offsets`."""
+    STAGE = 21
+    """A chunk of staged rows, on the way to its stage's leader."""
+    REFS = 22
+    """Question of a home: where are the chunks of these attempts?"""
+    STATUS = 23
+    """Question of a stage to the home of a chunk: may it go?"""
+    READ_STAGED = 24
+    """Staged rows, for the leader of a target."""
+    LIST_STAGED = 25
+    """All attempts that a stage holds."""
 
 
 _LENGTH = struct.Struct("<I")

@@ -393,14 +393,17 @@ def complete(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPlaced:
-    """A chunk's record that a stage asks about: may it go? (rule S10)."""
+    """A chunk that a stage asks about: may it go? (rule S10)."""
 
     id: TransactionalId
     is_producer: bool
     at: tuple[int, int]
     place: StagedPlace
+    """Place of its first record."""
+    records: int = 1
+    """Records of the chunk, one after another: one for each of its targets."""
     copy: StagedPlace | None = None
-    """Its new place, where it stands once more and is committed."""
+    """Its new place, where its records stand once more, in the same order, and are committed."""
     is_aged: bool = False
     """True if it is older than ``transaction.max.age.ms``."""
 
@@ -413,11 +416,13 @@ def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
     """
     last = home.newest.get(chunk.id)
     key = TransactionKey(*chunk.id)
-    if last is not None and any(unit.source == chunk.place for unit in last.units):
+    if last is not None and any(_is_within(unit.source, chunk) for unit in last.units):
         if chunk.copy is None:
             return False, ()
         units = tuple(
-            unit._replace(source=chunk.copy) if unit.source == chunk.place else unit
+            unit._replace(source=_moved(unit.source, chunk.copy.offset - chunk.place.offset))
+            if _is_within(unit.source, chunk)
+            else unit
             for unit in last.units
         )
         return True, (HomeRecord(key, replace(last, units=units)),)
@@ -431,7 +436,21 @@ def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
         return True, ()
     if chunk.copy is None and not chunk.is_aged:
         return False, ()
-    return True, (HomeRecord(HorizonKey(stage), NumberValue(offset + 1)),)
+    return True, (HomeRecord(HorizonKey(stage), NumberValue(offset + chunk.records)),)
+
+
+def _is_within(source: int | StagedPlace, chunk: ChunkPlaced) -> bool:
+    """Return True for the place of one of the chunk's records."""
+    return (
+        isinstance(source, StagedPlace)
+        and source.stage == chunk.place.stage
+        and 0 <= source.offset - chunk.place.offset < chunk.records
+    )
+
+
+def _moved(source: int | StagedPlace, by: int) -> StagedPlace:
+    assert isinstance(source, StagedPlace)
+    return source._replace(offset=source.offset + by)
 
 
 # what is forgotten

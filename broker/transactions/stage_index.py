@@ -125,7 +125,7 @@ class StageIndex:
     """
 
     def __init__(self, home_of: Callable[[TransactionalId], ChunkHome]) -> None:
-        self._home_of = home_of
+        self.home_of = home_of
         self.attempts: dict[AttemptKey, ChunksOfAttempt] = {}
         self.places: dict[int, ChunkPlace] = {}
         """By base offset, in order."""
@@ -206,7 +206,7 @@ class StageIndex:
         self.places[base] = place
         attempt.living[base] = None
         attempt.targets.update(target[:2] for target in place.targets)
-        self.homes.setdefault(self._home_of(key.id), {})[base] = None
+        self.homes.setdefault(self.home_of(key.id), {})[base] = None
         self.stored_bytes += stored
         self.appended_bytes += stored
 
@@ -341,7 +341,7 @@ class StageIndex:
 
     def _end_of_life(self, place: ChunkPlace) -> None:
         key = place.chunk.key
-        attempt, home = self.attempts.get((key.id, key.attempt_id)), self._home_of(key.id)
+        attempt, home = self.attempts.get((key.id, key.attempt_id)), self.home_of(key.id)
         if attempt is not None:
             attempt.living.pop(place.base, None)
         living = self.homes.get(home, {})
@@ -351,7 +351,7 @@ class StageIndex:
 
     def first_of_home(self, place: ChunkPlace) -> bool:
         """Return whether no older place of the same home is left."""
-        living = self.homes.get(self._home_of(place.chunk.key.id), {})
+        living = self.homes.get(self.home_of(place.chunk.key.id), {})
         return next(iter(living), None) == place.base
 
     def next_copy(self, place: ChunkPlace, high_watermark: int) -> ChunkPlace | None:

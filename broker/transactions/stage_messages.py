@@ -176,6 +176,19 @@ def decode_rows(head: dict[str, Any], payload: bytes) -> list[TargetRows]:
     return found
 
 
+def encode_found_rows(rows: Iterable[TargetRows | None]) -> StageBody:
+    """Encode the answer to READ_STAGED: rows, or null where a place is gone."""
+    found = list(rows)
+    body = encode_rows(one for one in found if one is not None)
+    return StageBody(body.head | {"found": [one is not None for one in found]}, body.payload)
+
+
+def decode_found_rows(head: dict[str, Any], payload: bytes) -> list[TargetRows | None]:
+    """Decode the answer to READ_STAGED."""
+    rows = iter(decode_rows(head, payload))
+    return [next(rows) if is_found else None for is_found in head["found"]]
+
+
 # ---- REFS
 
 
@@ -279,7 +292,7 @@ def decode_word(head: dict[str, Any]) -> Word:
 
 
 def encode_read_staged(request: ReadStaged) -> StageBody:
-    """Encode a READ_STAGED request; `encode_rows` encodes its answer."""
+    """Encode a READ_STAGED request; `encode_found_rows` encodes its answer."""
     return StageBody({"partition": request.partition, "offsets": list(request.offsets)})
 
 

@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from broker.transactions.stage_index import AttemptKey, ChunkPlace, ChunksOfAttempt, StageIndex
+from broker.transactions.stage_index import (
+    AttemptKey,
+    ChunkHome,
+    ChunkPlace,
+    ChunksOfAttempt,
+    StageIndex,
+)
 from broker.transactions.stage_messages import StatusQuestion, Word
 from raft_metadata.common.ids import PartitionId
 
@@ -31,21 +37,21 @@ class TrimRound:
 
     kept: set[AttemptKey] = field(default_factory=set)
     """Attempts of which a place must stay: not asked about again in this round."""
-    unanswered: set[AttemptKey] = field(default_factory=set)
-    """Attempts whose home did not answer: likewise."""
+    silent: set[ChunkHome] = field(default_factory=set)
+    """Homes that did not answer: not asked anything more in this round."""
     released: set[AttemptKey] = field(default_factory=set)
     """Attempts that are over: all their places are asked about."""
     cursor: int = 0
     """Attempts that this round has looked at."""
 
-    def note(self, question: StatusQuestion, word: Word | None) -> None:
-        """Note the word for a place, or null for none.
+    def note(self, question: StatusQuestion, word: Word | None, home: ChunkHome) -> None:
+        """Note the word of a home for a place, or null for none.
 
         A place that went because of its copy or age shows nothing of the others of its attempt.
         """
         key = (question.id, question.attempt_id)
         if word is None:
-            self.unanswered.add(key)
+            self.silent.add(home)
         elif word is Word.KEEP:
             self.kept.add(key)
         elif question.copy is None and not question.is_aged:
@@ -65,9 +71,11 @@ def next_questions(
     clock is doubted (rule R10).
     """
     found: list[tuple[StatusQuestion, ChunkPlace]] = []
-    asked = trim_round.kept | trim_round.unanswered
+    asked = set(trim_round.kept)
     for key in _next_attempts(index, trim_round):
         if key in asked or key not in index.attempts:
+            continue
+        if index.home_of(key[0]) in trim_round.silent:
             continue
         asked.add(key)
         room = QUESTIONS_MAX - len(found) if key in trim_round.released else 1

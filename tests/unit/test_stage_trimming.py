@@ -74,7 +74,7 @@ class World:
         return len(asked)
 
     def take(self, trim_round: TrimRound, question: StatusQuestion, word: Word) -> None:
-        trim_round.note(question, word)
+        trim_round.note(question, word, home_of(question.id))
         if word is Word.GONE:
             self.index.release(question.place)
 
@@ -229,7 +229,7 @@ def test_a_home_that_does_not_answer_is_not_asked_again_in_a_round(world: World)
     world.commit()
     trim_round = TrimRound()
     (question,) = world.questions(trim_round)
-    trim_round.note(question, None)
+    trim_round.note(question, None, home_of(question.id))
     assert world.questions(trim_round) == []
     assert world.move(trim_round, 0) == []
     assert world.questions() == [question]
