@@ -150,11 +150,8 @@ def _chunk_too_large(limit: int) -> RestError:
 
 def digest_of(parts: Iterable[bytes]) -> str:
     """Return the digest of some texts in their order: what a repeat must bring again (rule S7)."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.hexdigest()
+    sized = b"".join([len(part).to_bytes(8, "big") + part for part in parts])
+    return hashlib.sha256(sized).hexdigest()
 
 
 async def commit_produce(

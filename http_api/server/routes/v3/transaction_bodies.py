@@ -33,7 +33,7 @@ from http_api.server.routes.v2.transactional_produce import digest_of, too_large
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from broker.config import BrokerLimits
 
@@ -112,7 +112,7 @@ def read_commit(body: bytes, limits: BrokerLimits, *, of_an_id: bool) -> CommitB
         RestError: 400 not JSON or of the wrong shape, 400/40002 a value out of its range, 413 over
             a limit, 422 wrong fields of a record.
     """
-    fields = _decoded(body, _Commit if of_an_id else _Content)
+    fields = _decoded(body, _decode_commit if of_an_id else _decode_content)
     texts = [_text(raw) for raw in (fields.topics, fields.attempts, fields.offsets)]
     topics, attempts, offsets = texts
     if topics and attempts:
@@ -140,12 +140,19 @@ def read_commit(body: bytes, limits: BrokerLimits, *, of_an_id: bool) -> CommitB
     )
 
 
-def _decoded(body: bytes, kind: type[T], where: str = "") -> T:
+_decode_content = msgspec.json.Decoder(_Content).decode
+_decode_commit = msgspec.json.Decoder(_Commit).decode
+_decode_topics = msgspec.json.Decoder(list[_Topic]).decode
+_decode_attempts = msgspec.json.Decoder(list[_Attempt]).decode
+_decode_offsets = msgspec.json.Decoder(list[_Offset]).decode
+
+
+def _decoded(body: bytes, decode: Callable[[bytes], T], where: str = "") -> T:
     """Return a JSON text decoded; ``where`` is the field of the body that it stands in."""
     try:
         if not body.isascii():
             body.decode()
-        return msgspec.json.decode(body, type=kind)
+        return decode(body)
     except UnicodeDecodeError as error:
         text = f"the body is not UTF-8 at byte {error.start}"
     except RecursionError:
@@ -169,7 +176,7 @@ def _text(raw: msgspec.Raw) -> bytes:
 def _topics(text: bytes, limits: BrokerLimits) -> tuple[TopicRows, ...]:
     if not text:
         return ()
-    topics = _decoded(text, list[_Topic], "topics")
+    topics = _decoded(text, _decode_topics, "topics")
     _check_some("topics", topics)
     if len(topics) > PARTITIONS_MAX:
         raise _bad(
@@ -202,7 +209,7 @@ def _rows(index: int, topic: _Topic, limits: BrokerLimits) -> TopicRows:
 def _attempts(text: bytes) -> tuple[AttemptNamed, ...]:
     if not text:
         return ()
-    attempts = _decoded(text, list[_Attempt], "attempts")
+    attempts = _decoded(text, _decode_attempts, "attempts")
     _check_some("attempts", attempts)
     seen: set[str] = set()
     chunks = 0
@@ -231,7 +238,7 @@ def _attempts(text: bytes) -> tuple[AttemptNamed, ...]:
 def _offsets(text: bytes) -> tuple[OffsetMove, ...]:
     if not text:
         return ()
-    offsets = _decoded(text, list[_Offset], "offsets")
+    offsets = _decoded(text, _decode_offsets, "offsets")
     if len(offsets) > OFFSETS_MAX:
         said = f"the body holds {len(offsets)} offsets, at most {OFFSETS_MAX} are taken"
         raise RestError(413, RestCode.TOO_LARGE, said)
