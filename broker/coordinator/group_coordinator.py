@@ -104,7 +104,9 @@ from raft_metadata.common.internal_topics import INTERNAL_TOPICS
 if TYPE_CHECKING:
     from broker.coordinator.home import Home
     from broker.coordinator.transaction_coordinator import HomeFactory
+    from broker.transactions.home_decisions import ChunkPlaced
     from broker.transactions.home_messages import HomeRequest
+    from broker.transactions.messages import TransactionDescription, TransactionState
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
@@ -423,6 +425,20 @@ class GroupCoordinator:
     def homes(self) -> list[tuple[PartitionId, Home]]:
         """The homes of the partitions that are led here."""
         return sorted(self._homes.items())
+
+    async def descriptions(
+        self, partition: PartitionId, state: TransactionState | None
+    ) -> list[TransactionDescription]:
+        """Return the ids under the groups of one partition in a state, or all."""
+        shard = self._shards.find(partition)
+        found = self._homes[partition].descriptions(state)
+        await shard.settled()
+        return found
+
+    async def may_go(self, partition: PartitionId, chunk: ChunkPlaced) -> bool:
+        """Return whether a stage may let a chunk go (rule S10)."""
+        self._shards.find(partition)
+        return await self._homes[partition].may_go(chunk)
 
     async def answer_home(self, partition: PartitionId, request: HomeRequest[A]) -> A:
         """Return the answer to a request about an id under a group that is coordinated here.

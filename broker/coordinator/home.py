@@ -88,7 +88,7 @@ class ImagePort(Protocol):
 
     @property
     def metadata_offset(self) -> int:
-        """Offset of the present image."""
+        """Number of records of the present image."""
         ...
 
     def check_able(self, target: Target) -> None:

@@ -15,7 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.coordinator.group_coordinator import GroupConfigs, GroupCoordinator
+from broker.coordinator.home import HomePorts
 from broker.coordinator.shard import OffsetsRetention
+from broker.coordinator.transaction_coordinator import HomeFactory, TransactionCoordinator
 from broker.log.log_manager import LogManager
 from broker.log.producer_snapshot import ProducerLimits
 from broker.replication.cleaning import make_cleaner
@@ -23,7 +25,7 @@ from broker.replication.events import note_start
 from broker.replication.log_start_manager import LogTrimming
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.broker_apis import RoutedBrokerApis
-from broker.server.coordinator_ports import ReplicaShardLog
+from broker.server.coordinator_ports import BrokerDataReader, ReplicaShardLog
 from broker.server.debug_state import BrokerDebugState
 from broker.server.fetch import FollowerReads
 from broker.server.lifecycle import (
@@ -37,6 +39,8 @@ from broker.server.local_partitions import LocalPartitions
 from broker.server.local_polls import LocalPolls
 from broker.server.metadata_loader import MetadataLoader
 from broker.server.peer_requests import PeerRequests
+from broker.server.transaction_ports import Targets
+from broker.server.transactions import Coordinators
 from broker.server.unclean import (
     PageCacheTopics,
     check_log_directory,
@@ -46,11 +50,20 @@ from broker.server.unclean import (
     present_boot_id,
     unclean_partitions,
 )
+from broker.server.unit_appends import UnitAppends
+from broker.transactions.home_state import HomeLimits
 from raft_metadata.common.configs.table import (
     GROUP_CONSUMER_ASSIGNORS,
+    IDEMPOTENCY_KEY_RETENTION_MS,
+    IDEMPOTENCY_KEYS_MAX,
     OFFSETS_RETENTION_CHECK_INTERVAL_MS,
     OFFSETS_RETENTION_MINUTES,
+    TRANSACTION_COMMITTING_MAX,
+    TRANSACTION_MAX_PARTITIONS,
+    TRANSACTIONAL_ID_EXPIRATION_MS,
+    TRANSACTIONAL_IDS_MAX,
 )
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import IncarnationId, id_from_bytes
 from raft_metadata.image.metadata_image import cluster_layers
 
@@ -119,14 +132,14 @@ class BrokerServer:
             self._lifecycle,
             controllers,
             peers,
-            partial(self._make_coordinator, local, clock),
+            partial(self._make_coordinators, local, clock),
             follower_reads,
             polls,
             self.trimming,
             clock,
             random_bytes,
         )
-        self._coordinator = self.apis.coordinator
+        self._coordinators = self.apis.coordinators
         self.debug_state = BrokerDebugState(
             config, self.manager, self.logs, self._lifecycle, self._loader, clock
         )
@@ -134,7 +147,7 @@ class BrokerServer:
             local,
             self.manager,
             self._loader,
-            self._coordinator,
+            self._coordinators,
             self.apis.local_facts,
             follower_reads,
             polls,
@@ -166,21 +179,51 @@ class BrokerServer:
             matters=lambda: waits_for_sync(self.manager.replicas()),
         )
 
-    def _make_coordinator(
-        self, local: LocalPartitions, clock: Clock, reader: DataReader
-    ) -> GroupCoordinator:
+    def _make_coordinators(
+        self, local: LocalPartitions, clock: Clock, apis: RoutedBrokerApis
+    ) -> Coordinators:
         config, static = self._config, self._config.static()
-        return GroupCoordinator(
+
+        def make_log(where: TopicIdPartition, epoch: LeaderEpoch) -> ReplicaShardLog:
+            return ReplicaShardLog(local, where, epoch)
+
+        stages = NoStages()
+        stamps = self._lifecycle.controller_clock
+        appends = UnitAppends(config, local, self.manager, stamps, self._lifecycle.check_proof)
+        targets = Targets(config, self._loader, apis.router, local, appends, stages, clock)
+        homes = HomeFactory(
+            HomePorts(
+                broker_id=config.broker_id,
+                clock=clock,
+                targets=targets,
+                stages=stages,
+                image=apis.home_image,
+                limits=lambda: _home_limits(cluster_layers(self._loader.image, static)),
+            )
+        )
+        groups = GroupCoordinator(
             config.broker_id,
             clock,
             self._lifecycle,
             self.manager.led_epoch,
-            lambda where, epoch: ReplicaShardLog(local, where, epoch),
-            reader,
+            make_log,
+            BrokerDataReader(apis),
             poll_wait_ms_max=config.limits.max_fetch_wait_ms,
             rebalance_timeout_ms=config.timeouts.group_rebalance_timeout_ms,
+            homes=homes,
             configs=lambda image: _group_configs(cluster_layers(image, static)),
             is_clock_trusted=self._is_clock_trusted,
+        )
+        transactions = TransactionCoordinator(
+            homes,
+            self._lifecycle,
+            self.manager.led_epoch,
+            make_log,
+            clock,
+            is_clock_trusted=self._is_clock_trusted,
+        )
+        return Coordinators(
+            groups, transactions, homes, targets, stages, lambda: self._loader.image
         )
 
     def _is_clock_trusted(self) -> bool:
@@ -210,7 +253,8 @@ class BrokerServer:
         wait for a leader then go on.
         """
         self._page_cached.followed()
-        self._coordinator.on_metadata_update(image)
+        self._coordinators.groups.on_metadata_update(image)
+        self._coordinators.transactions.on_metadata_update(image)
         if not self._settled.is_set() and self._lifecycle.is_settled:
             note_boot(self._config.data_dir, present_boot_id())
             self._cache_is_kept = True  # earlier losses are recorded, and there are no later ones
@@ -243,7 +287,9 @@ class BrokerServer:
             tasks.create_task(self.cleaner.run(), name="log-cleaner")
             tasks.create_task(self._loader.run(), name="metadata-loader")
             tasks.create_task(self._lifecycle.run(), name="lifecycle")
-            tasks.create_task(self._coordinator.run(), name="group-coordinator")
+            tasks.create_task(self._coordinators.homes.run(), name="transaction-targets")
+            tasks.create_task(self._coordinators.groups.run(), name="group-coordinator")
+            tasks.create_task(self._coordinators.transactions.run(), name="transactions")
             tasks.create_task(self.apis.forwarded.run(), name="forwarded-produces")
             await self._settled.wait()
             tasks.create_task(self._page_cached.run(), name="page-cache-topics")
@@ -273,10 +319,28 @@ class BrokerServer:
         self.logs.close(self._lifecycle.broker_epoch)
 
 
+class NoStages:
+    async def parts(self, *_):
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "no stages")
+
+    rows_of = stage = parts
+
+
 def _group_configs(layers: ConfigLayers) -> GroupConfigs:
     minutes = layers.number(OFFSETS_RETENTION_MINUTES)
     interval_ms = layers.number(OFFSETS_RETENTION_CHECK_INTERVAL_MS)
     return GroupConfigs(
         default_assignor=layers.word(GROUP_CONSUMER_ASSIGNORS),
         retention=None if minutes < 0 else OffsetsRetention(minutes * 60_000, interval_ms),
+    )
+
+
+def _home_limits(layers: ConfigLayers) -> HomeLimits:
+    return HomeLimits(
+        committing_max=layers.number(TRANSACTION_COMMITTING_MAX),
+        keys_max=layers.number(IDEMPOTENCY_KEYS_MAX),
+        ids_max=layers.number(TRANSACTIONAL_IDS_MAX),
+        key_retention_ms=layers.number(IDEMPOTENCY_KEY_RETENTION_MS),
+        id_expiration_ms=layers.number(TRANSACTIONAL_ID_EXPIRATION_MS),
+        partitions_max=layers.number(TRANSACTION_MAX_PARTITIONS),
     )

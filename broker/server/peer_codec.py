@@ -62,6 +62,14 @@ class PeerRequestKind(IntEnum):
     """Rows of a poll of many partitions, all served by the peer; it waits there."""
     END_POLL = 16
     """End of the wait of a POLL; the POLL is then answered at once."""
+    TXN = 17
+    """A client's request of transactions, on the way to its home."""
+    APPLY = 18
+    """Decided rows, on the way from their home to a target."""
+    LIST_TXNS = 19
+    """All ids of a home in `__transaction_state`."""
+    LIST_GROUP_TXNS = 20
+    """All ids of a home in `__consumer_offsets`."""
 
 
 _LENGTH = struct.Struct("<I")

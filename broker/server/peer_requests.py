@@ -25,13 +25,19 @@ from broker.server.peer_codec import (
     split_body,
 )
 from broker.server.poll_messages import encode_leg_pages, leg_in, poll_id_in
+from broker.transactions.home_messages import (
+    decode_apply,
+    decode_home_request,
+    decode_list,
+    encode_apply_answer,
+    encode_home_answer,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, PartitionId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.ports import Answered
     from broker.replication.leader_stream import LeaderStream
     from broker.replication.log_start_manager import LogTrimming
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from broker.server.local_polls import LocalPolls
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.requests import OwnFacts
+    from broker.server.transactions import Coordinators
 
 
 class PeerRequests:
@@ -54,7 +61,7 @@ class PeerRequests:
         local: LocalPartitions,
         manager: ReplicaManager,
         loader: MetadataLoader,
-        coordinator: GroupCoordinator,
+        coordinators: Coordinators,
         own_facts: Callable[[], OwnFacts],
         follower_reads: FollowerReads,
         polls: LocalPolls,
@@ -64,7 +71,8 @@ class PeerRequests:
         self._own_facts = own_facts
         self._follower_reads = follower_reads
         self._trimming = trimming
-        self._coordinator = coordinator
+        self._coordinator = coordinators.groups
+        self._homes = coordinators
         self._local = local
         self._manager = manager
         self._loader = loader
@@ -100,6 +108,8 @@ class PeerRequests:
             case Kind.LIST_GROUPS:
                 groups = await self._coordinator.list_groups(PartitionId(head["partition"]))
                 return group_messages.encode_answer(tuple(groups))
+            case Kind.TXN | Kind.APPLY | Kind.LIST_TXNS | Kind.LIST_GROUP_TXNS:
+                return await self._of_transactions(kind, body, timeout_ms)
             case Kind.PROGRESS:
                 return self._progress(head)
             case Kind.OWN_FACTS:
@@ -108,6 +118,20 @@ class PeerRequests:
                 return await self._delete_records(head, timeout_ms)
             case _:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown request kind {kind}")
+
+    async def _of_transactions(self, kind: int, body: bytes, timeout_ms: int) -> bytes:
+        match kind:
+            case Kind.TXN:
+                request = decode_home_request(body)
+                return encode_home_answer(await self._homes.answer_id(request))
+            case Kind.APPLY:
+                answer = await self._homes.targets.append(decode_apply(body), timeout_ms)
+                return encode_apply_answer(answer)
+            case Kind.LIST_TXNS:
+                found = await self._homes.transactions.descriptions(*decode_list(body))
+            case _:
+                found = await self._homes.groups.descriptions(*decode_list(body))
+        return encode_home_answer(tuple(found))
 
     async def _read(self, kind: int, head: dict[str, Any]) -> bytes:
         match kind:

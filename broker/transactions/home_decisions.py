@@ -6,7 +6,7 @@ The table of `DESIGN.md`, row by row. A caller folds and writes the records of o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from broker.transactions.home_records import (
 )
 from broker.transactions.home_state import HomeLimits, HomeState, slim
 from broker.transactions.messages import (
+    KeyPosition,
     LastPosition,
     NumberedPosition,
     PlacedRows,
@@ -93,9 +94,11 @@ def init(
     """Give a producer's id its next epoch; a decision that is open stays as it is (rule S2).
 
     Raises:
-        KafkaError: TRANSACTION_CONFLICT for a numbered id; THROTTLING_QUOTA_EXCEEDED.
+        KafkaError: TRANSACTION_CONFLICT for a numbered id or a key; THROTTLING_QUOTA_EXCEEDED.
     """
     present, last = home.epochs.get(id_), home.newest.get(id_)
+    if id_.is_key:
+        raise _conflict(f"{id_.name} is an idempotency key, it has no epochs")
     if present is None:
         if last is not None:
             raise _conflict(f"{id_.name} is a numbered id, it has no epochs")
@@ -159,10 +162,14 @@ def judge(home: HomeState, content: Content) -> Judgement:
 def _check_kind(
     home: HomeState, id_: TransactionalId, position: Position, last: TransactionValue | None
 ) -> None:
+    if id_.is_key != isinstance(position, KeyPosition):
+        raise _conflict(f"{id_.name} {'has' if id_.is_key else 'is no key that has'} one position")
     if isinstance(position, NumberedPosition) and home.is_producer(id_):
         raise _conflict(f"{id_.name} is a producer's id: its commits name an epoch")
     if isinstance(position, ProducerPosition) and last is not None and not home.is_producer(id_):
-        raise _conflict(f"{id_.name} is a numbered id: its commits name a run and no epoch")
+        text = f"{id_.name} is a numbered id: its commits name a run and no epoch"
+        outcome = _outcome_of_epoch(home, position.epoch)
+        raise KafkaError(ErrorCode.TRANSACTION_CONFLICT, text, outcome=outcome)
 
 
 def _judge_repeat(content: Content, last: TransactionValue) -> Decided:
@@ -200,9 +207,13 @@ def _check_epoch(home: HomeState, id_: TransactionalId, position: Position) -> N
     elif present.epoch < position.epoch:
         text = f"epoch {position.epoch} of {id_.name} was never given"
     newest = "" if present is None else f"; the present one is {present.epoch}"
-    # Of an epoch that may be forgotten a decision may be forgotten too.
-    outcome = Outcome.UNKNOWN if position.epoch <= home.floor else Outcome.NOT_WRITTEN
+    outcome = _outcome_of_epoch(home, position.epoch)
     raise KafkaError(ErrorCode.PRODUCER_FENCED, f"{text}{newest}", outcome=outcome)
+
+
+def _outcome_of_epoch(home: HomeState, epoch: int) -> Outcome:
+    """Return UNKNOWN for an epoch that may be forgotten, as its decisions are then (rule S6)."""
+    return Outcome.UNKNOWN if epoch <= home.floor else Outcome.NOT_WRITTEN
 
 
 class Part(NamedTuple):
@@ -250,6 +261,8 @@ def decide(
     numbers: dict[NextKey, int] = {}
     units = []
     for target, rows, source in decision.parts:
+        if not rows:
+            continue
         key = NextKey(decision.numbering, *target)
         after = numbers[key] if key in numbers else home.next_rows.get(key, 0)
         number = _number_of(after, rows)
@@ -268,6 +281,7 @@ def decide(
         units=tuple(units),
         inline=decision.inline,
         decided_ms=decision.now_ms,
+        completed_ms=None if units else decision.now_ms,
         layout=decision.layout,
     )
     nexts = (HomeRecord(key, NumberValue(number)) for key, number in numbers.items())
@@ -345,6 +359,7 @@ def abort(
         number=position.number,
         state=TransactionState.ABORTED,
         decided_ms=now_ms,
+        completed_ms=now_ms,
     )
     return value.state, (HomeRecord(TransactionKey(*id_), value),)
 
@@ -357,12 +372,19 @@ def complete(
     id_: TransactionalId,
     placed: tuple[PlacedRows, ...],
     dropped: tuple[Target, ...],
+    now_ms: int | None = None,
 ) -> Records:
     """Record that every target has acknowledged, or lost its topic behind the decision (S2)."""
     last = home.newest.get(id_)
     if last is None or not last.is_open:
         return ()
-    value = replace(slim(last), state=TransactionState.COMPLETE, placed=placed, dropped=dropped)
+    value = replace(
+        slim(last),
+        state=TransactionState.COMPLETE,
+        placed=placed,
+        dropped=dropped,
+        completed_ms=now_ms,
+    )
     return (HomeRecord(TransactionKey(*id_), value),)
 
 
@@ -442,29 +464,34 @@ def forget_by_age(
 ) -> Records:
     """Return the records by which old keys, and old ones of these producers' ids, are forgotten.
 
-    Only what is complete, and numbered ids never (rules S2, S12). ``loaded_ms`` stands in for a
-    time that is not known.
+    Only what is complete, by the later one of its decision and its completion, and numbered ids
+    never (rules S2, S12): a client that is answered "committing" repeats its request until then.
+    ``loaded_ms`` stands in for a time that is not known: since then, without a break, this home is
+    loaded and its clock trusted, so that what it stands for happened before.
     """
     records: list[HomeRecord] = []
-    for id_ in islice(home.keys, FORGOTTEN_AT_ONCE):
+
+    def is_older(times_ms: Iterable[int | None], kept_ms: int) -> bool:
+        return max(loaded_ms if at is None else at for at in times_ms) + kept_ms < now_ms
+
+    complete_keys = (id_ for id_ in home.keys if not home.newest[id_].is_open)
+    for id_ in islice(complete_keys, FORGOTTEN_AT_ONCE):
         last = home.newest[id_]
-        decided_ms = loaded_ms if last.decided_ms is None else last.decided_ms
-        if decided_ms + limits.key_retention_ms >= now_ms:
-            break
-        if not last.is_open:
+        if is_older((last.decided_ms, last.completed_ms), limits.key_retention_ms):
             records.append(HomeRecord(TransactionKey(*id_), None))
     floor = home.floor
     for id_ in to_check:
         present, decided = home.epochs.get(id_), home.newest.get(id_)
         if present is None or (decided is not None and decided.is_open):
             continue
-        used = [present.used_ms, *([] if decided is None else [decided.decided_ms])]
-        if max(loaded_ms if at is None else at for at in used) + limits.id_expiration_ms < now_ms:
+        times_ms = [present.used_ms]
+        if decided is not None:
+            times_ms += [decided.decided_ms, decided.completed_ms]
+        if is_older(times_ms, limits.id_expiration_ms):
             floor = max(floor, present.epoch)
-            records += (
-                HomeRecord(EpochKey(*id_), None),
-                HomeRecord(TransactionKey(*id_), None),
-            )
+            records.append(HomeRecord(EpochKey(*id_), None))
+            if decided is not None:
+                records.append(HomeRecord(TransactionKey(*id_), None))
     if floor > home.floor:
         records.insert(0, HomeRecord(FloorKey(), NumberValue(floor)))
     return tuple(records)
@@ -473,14 +500,19 @@ def forget_by_age(
 def open_units(
     home: HomeState, acknowledged: Mapping[tuple[int, Target, int], object]
 ) -> list[tuple[TransactionalId, TransactionValue, Unit]]:
-    """Return the units of open decisions that their targets have not acknowledged."""
-    return [
+    """Return the units of open decisions that their targets have not acknowledged.
+
+    Those of each target stand in the order of their numbers, by which it takes them. (Records of a
+    log that was compacted don't stand in the order of decisions.)
+    """
+    found = [
         (id_, value, unit)
         for id_ in home.open
         for value in (home.newest[id_],)
         for unit in value.units
         if (value.numbering, unit.target, unit.number) not in acknowledged
     ]
+    return sorted(found, key=lambda each: (each[1].numbering, each[2].number))
 
 
 def stage_horizon(home: HomeState, stage: PartitionId) -> int:

@@ -160,6 +160,8 @@ class TransactionValue:
     """Once complete: targets whose topic was deleted behind the decision."""
     decided_ms: int | None = None
     """Wall time of the decision; None if this broker's clock was not trusted then."""
+    completed_ms: int | None = None
+    """Once complete or aborted: wall time of that; None if the clock was not trusted then."""
     layout: int = 0
     """See `TransactionOutcome.layout`."""
 

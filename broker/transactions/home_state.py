@@ -45,10 +45,6 @@ class HomeLimits:
     """``transactional.id.expiration.ms``, of a producer's id without use."""
     partitions_max: int = 1_000
     """``transaction.max.partitions``."""
-    rows_bytes_max: int = 1 << 30
-    """``transaction.max.bytes``."""
-    chunks_max: int = 10_000
-    """``transaction.max.chunks``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +63,8 @@ class HomeState:
     floor: int = 0
     """Highest epoch of a forgotten id: every epoch that is given is above it (rule S6)."""
     open: dict[TransactionalId, None] = field(default_factory=dict)
-    """Ids whose decision is not recorded as complete, in the order of their decisions."""
+    """Ids whose decision is not recorded as complete, in the order of the first record of each that
+    the log has; `home_decisions.open_units` returns the order of numbers."""
     open_bytes: int = 0
     """Bytes of rows that open decisions carry."""
     open_units: Counter[Target] = field(default_factory=Counter)
@@ -100,8 +97,11 @@ class HomeState:
 
     def _fold_transaction(self, id_: TransactionalId, value: object) -> None:
         before = self.newest.get(id_)
+        is_open = isinstance(value, TransactionValue) and value.is_open
         if before is not None and before.is_open:
-            del self.open[id_]
+            # A record of the same decision (a chunk was moved, a run came later) keeps its place.
+            if not is_open:
+                del self.open[id_]
             self.open_bytes -= before.inline_bytes
             self.open_units.subtract(unit.target for unit in before.units)
             for unit in before.units:

@@ -1,0 +1,367 @@
+"""Transactions on the broker that received a request: rows, the way to the home, the answer.
+
+Implements `broker.server.transaction_apis.TransactionApis`. The home is the leader of a partition
+of `__transaction_state`, by the id, or of the group's partition of `__consumer_offsets`. Every
+request names its position, so attempts of unknown outcome are repeated until the deadline (S7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from broker.coordinator.records import partition_of_group
+from broker.server.peer_codec import PeerRequestKind
+from broker.server.row_targets import PlacedTopic, RowTargets, layout_of, target_rows
+from broker.coordinator.home import StagePort
+from broker.server.transaction_ports import StagedRows
+from broker.server.transaction_apis import (
+    TRANSACTION_TIMEOUT_MS,
+    TRANSACTION_TIMEOUT_MS_MAX,
+    Committed,
+    CommitRequest,
+    RowPlace,
+    StagedRow,
+    StageRequest,
+)
+from broker.transactions.home_messages import (
+    AbortPosition,
+    CommitPosition,
+    DescribeId,
+    ForgetId,
+    HomeRequest,
+    InitId,
+    decode_descriptions,
+    decode_home_answer,
+    encode_home_request,
+    encode_list,
+)
+from broker.transactions.messages import (
+    NO_GROUP,
+    ProducerInitialized,
+    ProducerPosition,
+    TransactionalId,
+    TransactionDescription,
+    TransactionOutcome,
+    TransactionState,
+)
+from raft_metadata.common.configs.table import TRANSACTION_INLINE_MAX_BYTES
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicIdPartition, TopicName
+from raft_metadata.common.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from raft_metadata.image.metadata_image import cluster_layers
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.coordinator.group_coordinator import GroupCoordinator
+    from broker.coordinator.transaction_coordinator import HomeFactory, TransactionCoordinator
+    from broker.server.internal_topics import InternalTopics
+    from broker.server.metadata_loader import MetadataLoader
+    from broker.server.produce import KeylessPlacement
+    from broker.server.router import LeaderRouter
+    from broker.server.transaction_ports import Targets
+    from raft_metadata.common.clock import Clock
+    from raft_metadata.image.metadata_image import (
+        MetadataImage,
+        PartitionRegistration,
+        TopicImage,
+    )
+
+A = TypeVar("A")
+
+ANSWER_SHARE = 0.9
+"""Share of the time left in which a home is to answer, so that a 202 is back in time."""
+LIST_TIMEOUT_MS = 5_000
+
+
+class TransactionRequests:
+    """Requests of transactions on the broker that received them.
+
+    Owned by `RoutedBrokerApis`, on its loop. Stateless between requests.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 the parts of a broker
+        self,
+        config: BrokerConfig,
+        router: LeaderRouter,
+        homes: Coordinators,
+        loader: MetadataLoader,
+        internal: InternalTopics,
+        targets: RowTargets,
+        keyless: KeylessPlacement,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._router = router
+        self._homes = homes
+        self._loader = loader
+        self._internal = internal
+        self._targets = targets
+        self._keyless = keyless
+        self._clock = clock
+
+    # ---- one id
+
+    async def init(self, id_: TransactionalId, timeout_ms: int) -> ProducerInitialized:
+        """Give a producer's id the next epoch, which fences what came before (rule S6)."""
+        deadline_ms = self._deadline_ms(timeout_ms)
+        return await self._ask(InitId(id=id_, timeout_ms=timeout_ms), deadline_ms, may_create=True)
+
+    async def abort(
+        self, id_: TransactionalId, position: ProducerPosition, timeout_ms: int
+    ) -> TransactionState:
+        """Abort a producer's position; what was decided before stands, and is returned."""
+        request = AbortPosition(id=id_, timeout_ms=timeout_ms, position=position)
+        return await self._ask(request, self._deadline_ms(timeout_ms), may_create=True)
+
+    async def describe(self, id_: TransactionalId) -> TransactionDescription:
+        """Return one id, with the attempts that stages hold for it."""
+        deadline_ms = self._deadline_ms(TRANSACTION_TIMEOUT_MS)
+        request = DescribeId(id=id_, timeout_ms=TRANSACTION_TIMEOUT_MS)
+        return await self._ask(request, deadline_ms, may_create=False)
+
+    async def forget(self, id_: TransactionalId) -> None:
+        """Forget a numbered id or a key."""
+        deadline_ms = self._deadline_ms(TRANSACTION_TIMEOUT_MS)
+        request = ForgetId(id=id_, timeout_ms=TRANSACTION_TIMEOUT_MS)
+        await self._ask(request, deadline_ms, may_create=False)
+
+    async def stage(self, request: StageRequest) -> list[StagedRow]:
+        """Stage a chunk with acks=all (rule S9)."""
+        self._deadline_ms(request.timeout_ms)
+        return await self._homes.stages.stage(request)
+
+    # ---- commit
+
+    async def commit(self, request: CommitRequest) -> Committed:
+        """Decide a transaction and wait until all its targets have committed their rows."""
+        deadline_ms = self._deadline_ms(request.timeout_ms)
+        placed = [
+            await self._targets.place(rows, deadline_ms, self._keyless_of(request))
+            for rows in request.topics
+        ]
+        inline = tuple(rows for each in placed for rows in target_rows(each))
+        self._check_size(sum(len(rows.records) for rows in inline))
+        asked = CommitPosition(
+            id=request.id,
+            timeout_ms=request.timeout_ms,
+            position=request.position,
+            digest=request.digest,
+            inline=inline,
+            attempts=request.attempts,
+            offsets=request.offsets,
+            member_id=request.member_id,
+            member_epoch=request.member_epoch,
+            layout=layout_of(placed),
+        )
+        outcome = await self._ask(asked, deadline_ms, may_create=True)
+        rows = _row_places(placed, outcome, asked.layout) if request.answers_rows else ()
+        return Committed(
+            outcome=outcome, home_leader=self._home_leader(request.id), rows=rows
+        )
+
+    def _keyless_of(self, request: CommitRequest) -> Callable[[TopicImage], Callable[[], int]]:
+        """Return the placement of keyless rows: under a key all of a topic go to one partition.
+
+        So a repeat gives its rows the same partitions as the first attempt, and can be answered
+        with their offsets, unless the topic has grown.
+        """
+        if not request.id.is_key:
+            return lambda topic: lambda: self._keyless.next_of(topic)
+        seed = zlib.crc32(request.id.name.encode())
+        return lambda topic: lambda: seed % topic.routed_count
+
+    def _check_size(self, size: int) -> None:
+        layers = cluster_layers(self._loader.image, self._config.static())
+        limit = layers.number(TRANSACTION_INLINE_MAX_BYTES)
+        if size > limit:
+            text = (
+                f"{size} bytes of rows, transaction.inline.max.bytes is {limit}: stage them in "
+                "chunks, and commit their attempt"
+            )
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
+
+    # ---- lists
+
+    async def transactions(self, state: TransactionState | None) -> list[TransactionDescription]:
+        """Return the ids of all homes, with the attempts that stages hold, sorted."""
+        deadline_ms = self._clock.monotonic_ms() + LIST_TIMEOUT_MS
+        asked = []
+        for name in (TRANSACTIONS_TOPIC, OFFSETS_TOPIC):
+            topic = await self._internal.existing(name)
+            for number in range(0 if topic is None else topic.partitions_count):
+                assert topic is not None
+                place = TopicIdPartition(topic.topic_id, PartitionId(number))
+                asked.append(self._list(place, state, deadline_ms, is_group=name == OFFSETS_TOPIC))
+        found = await asyncio.gather(*asked)
+        return sorted((one for some in found for one in some), key=lambda one: one.id)
+
+    async def _list(
+        self,
+        place: TopicIdPartition,
+        state: TransactionState | None,
+        deadline_ms: int,
+        *,
+        is_group: bool,
+    ) -> Sequence[TransactionDescription]:
+        coordinator = self._homes.groups if is_group else self._homes.transactions
+
+        async def attempt(
+            registration: PartitionRegistration, timeout_ms: int
+        ) -> Sequence[TransactionDescription]:
+            if registration.leader == self._config.broker_id:
+                return await coordinator.descriptions(place.partition, state)
+            body = encode_list(place.partition, state)
+            kind = PeerRequestKind.LIST_GROUP_TXNS if is_group else PeerRequestKind.LIST_TXNS
+            answer = await self._router.forward(place, registration, kind, body, timeout_ms)
+            return decode_descriptions(answer)
+
+        return await self._router.routed(place, attempt, deadline_ms, repeat_unknown=True)
+
+    # ---- the way to the home
+
+    def _deadline_ms(self, timeout_ms: int) -> int:
+        if not 1 <= timeout_ms <= TRANSACTION_TIMEOUT_MS_MAX:
+            text = f"timeout {timeout_ms}: expected 1 to {TRANSACTION_TIMEOUT_MS_MAX} ms"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+        return self._clock.monotonic_ms() + timeout_ms
+
+    def _home_leader(self, id_: TransactionalId) -> BrokerId:
+        topic = self._loader.image.topic(home_topic(id_))
+        assert topic is not None, "it has answered"
+        return topic.partitions[home_partition(id_, topic)].leader
+
+    async def _ask(
+        self, request: HomeRequest[A], deadline_ms: int, *, may_create: bool
+    ) -> A:
+        """Have the home's leader answer, wherever it is; repeat what is unknown (rule S7)."""
+        name = home_topic(request.id)
+        topic = await self._internal.existing(name)
+        if topic is None:
+            if not may_create:
+                text = f"there is no transaction {request.id.name}"
+                raise KafkaError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, text)
+            topic = await self._internal.for_first_write(name)
+        place = TopicIdPartition(topic.topic_id, home_partition(request.id, topic))
+        doubts: list[KafkaError] = []
+
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A:
+            sent = _with_time(request, max(1, int(timeout_ms * ANSWER_SHARE)))
+            try:
+                if registration.leader == self._config.broker_id:
+                    return await self._homes.answer_id(sent)
+                body = encode_home_request(sent)
+                answer = await self._router.forward(
+                    place, registration, PeerRequestKind.TXN, body, timeout_ms
+                )
+                return decode_home_answer(sent, answer)
+            except KafkaError as error:
+                not_written = error.outcome is Outcome.NOT_WRITTEN
+                if not_written and error.code is ErrorCode.NOT_ENOUGH_REPLICAS:
+                    raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from error
+                raise
+
+        try:
+            return await self._router.routed(
+                place, attempt, deadline_ms, repeat_unknown=True, doubts=doubts
+            )
+        except KafkaError as error:
+            raise _told(error, doubts) from error
+
+
+class StageDoor(StagePort, StagedRows, Protocol):
+    """The stages as homes, targets and clients use them, wherever they are led."""
+
+    async def stage(self, request: StageRequest) -> list[StagedRow]:
+        """Stage a chunk with acks=all (rule S9)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinators:
+    """The coordinators of a broker, and the door to the targets that it leads."""
+
+    groups: GroupCoordinator
+    transactions: TransactionCoordinator
+    homes: HomeFactory
+    targets: Targets
+    stages: StageDoor
+    image: Callable[[], MetadataImage]
+
+    async def answer_id(self, request: HomeRequest[A]) -> A:
+        """Return the answer to a request about an id whose home this broker leads.
+
+        Raises:
+            KafkaError: NOT_COORDINATOR, also if its topic is not known here yet.
+        """
+        topic = self.image().topic(home_topic(request.id))
+        if topic is None:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        partition = home_partition(request.id, topic)
+        if request.id.group == NO_GROUP:
+            return await self.transactions.answer(partition, request)
+        return await self.groups.answer_home(partition, request)
+
+
+def home_topic(id_: TransactionalId) -> TopicName:
+    """Return the topic of an id's home."""
+    return TRANSACTIONS_TOPIC if id_.group == NO_GROUP else OFFSETS_TOPIC
+
+
+def home_partition(id_: TransactionalId, topic: TopicImage) -> PartitionId:
+    """Return the partition of its topic that is an id's home."""
+    if id_.group == NO_GROUP:
+        return PartitionId(zlib.crc32(id_.name.encode()) % topic.partitions_count)
+    return partition_of_group(id_.group, topic.partitions_count)
+
+
+def _with_time(request: HomeRequest[A], left_ms: int) -> HomeRequest[A]:
+    """Return the request with the time that is left for it."""
+    return replace(request, timeout_ms=left_ms)
+
+
+CERTAIN = frozenset(
+    {
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.TRANSACTION_CONFLICT,
+        ErrorCode.TRANSACTION_ABORTED,
+        ErrorCode.TRANSACTION_SUPERSEDED,
+        ErrorCode.OFFSET_NOT_EXPECTED,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.ILLEGAL_STATE,
+        ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+    }
+)
+"""Refusals by what stands in the home's log; all others speak of their attempt only (rule S7)."""
+
+
+def _told(error: KafkaError, doubts: Sequence[KafkaError]) -> KafkaError:
+    """Return the error for the client: unknown if an earlier attempt may still be decided."""
+    if not doubts or error.code in CERTAIN or error.outcome is Outcome.UNKNOWN:
+        return error
+    if error.code is ErrorCode.LEADER_NOT_AVAILABLE:
+        text = f"the home has not told what became of it: {doubts[-1].message}"
+        return KafkaError(ErrorCode.OUTCOME_UNKNOWN, text)
+    return KafkaError(error.code, error.message, outcome=Outcome.UNKNOWN)
+
+
+def _row_places(
+    placed: Sequence[PlacedTopic], outcome: TransactionOutcome, layout: int
+) -> list[RowPlace]:
+    """Return where each row of the request stands, as far as that is known."""
+    bases = {(one.topic_id, one.partition): one.base_offset for one in outcome.placed}
+    counts: Counter[tuple[str, int]] = Counter()
+    rows = []
+    for topic, _, places in placed:
+        for place in places:
+            assert not isinstance(place, KafkaError), "a refused row refuses the transaction"
+            target = (topic.topic_id, place)
+            base = bases.get(target) if outcome.layout == layout else None
+            rows.append(RowPlace(place, -1 if base is None else base + counts[target]))
+            counts[target] += 1
+    return rows
