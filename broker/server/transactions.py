@@ -26,6 +26,7 @@ from broker.server.transaction_apis import (
     RowPlace,
     StagedRow,
     StageRequest,
+    TransactionLimits,
 )
 from broker.server.transaction_ports import StagedRows
 from broker.transactions.home_messages import (
@@ -49,7 +50,12 @@ from broker.transactions.messages import (
     TransactionOutcome,
     TransactionState,
 )
-from raft_metadata.common.configs.table import TRANSACTION_INLINE_MAX_BYTES
+from raft_metadata.common.configs.table import (
+    TRANSACTION_CHUNK_MAX_BYTES,
+    TRANSACTION_INLINE_MAX_BYTES,
+    TRANSACTION_MAX_CHUNKS,
+    TRANSACTION_MAX_PARTITIONS,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicIdPartition, TopicName
 from raft_metadata.common.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
@@ -103,6 +109,24 @@ class TransactionRequests:
         self._targets = targets
         self._keyless = keyless
         self._clock = clock
+        self._configs: object = None
+        """The image's configs from which ``_limits`` were read."""
+        self._limits = TransactionLimits()
+
+    @property
+    def limits(self) -> TransactionLimits:
+        """The limits in force, read again when the image's configs have changed."""
+        image = self._loader.image
+        if image.configs is not self._configs:
+            layers = cluster_layers(image, self._config.static())
+            self._limits = TransactionLimits(
+                inline_bytes=layers.number(TRANSACTION_INLINE_MAX_BYTES),
+                chunk_bytes=layers.number(TRANSACTION_CHUNK_MAX_BYTES),
+                chunks=layers.number(TRANSACTION_MAX_CHUNKS),
+                partitions=layers.number(TRANSACTION_MAX_PARTITIONS),
+            )
+            self._configs = image.configs
+        return self._limits
 
     # ---- one id
 
