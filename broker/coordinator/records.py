@@ -350,7 +350,7 @@ def decode_entry(key: object, value: object) -> ShardRecord:
 
 def is_of_home(key: object) -> bool:
     """Return True if a parsed key is that of a home's record: its value must stay text (R12)."""
-    return isinstance(key, list) and bool(key) and key[0] in HOME_KINDS
+    return isinstance(key, list) and bool(key) and str(key[0]) in HOME_KINDS
 
 
 def _decode_home(key: list[str | int], value: bytes) -> ShardRecord:

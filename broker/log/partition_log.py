@@ -209,8 +209,11 @@ class PartitionLog:
         now_ms: int,
         claim: Claim | None = None,
         whole: bool = False,
+        keep_times: bool = False,
     ) -> AppendInfo:
         """Assign offsets to the records, encode and write them: all of them or none (rule R2).
+
+        ``keep_times``: the records keep their own times, whatever the topic's timestamp type is.
 
         With ``flush_before_ack`` a sync is requested, and ``on_durable`` is called when it is done.
         Records with a claim become a single batch, however large (`broker.log.producer_state`). So
@@ -234,7 +237,7 @@ class PartitionLog:
             leader_epoch=leader_epoch,
             append_timestamp=now_ms,
             durable_end=self.durable_end,
-            append_time=self.config.append_time,
+            append_time=self.config.append_time and not keep_times,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,

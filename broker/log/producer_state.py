@@ -27,8 +27,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from broker.record.numbering import FIRST_ROW, Numbering, RowNumber, row_number
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import BATCHES_REMEMBERED, SEQUENCES, Claim, next_sequence
+from raft_metadata.common.ids import (
+    BATCHES_REMEMBERED,
+    FIRST_RESERVED_PRODUCER_ID,
+    SEQUENCES,
+    Claim,
+    is_reserved,
+    next_sequence,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,6 +51,8 @@ UNDO_MAX = 8_192
 committed are kept for it: those that a deposed leader wrote alone, or that a crash left. A
 truncation further back reads the headers behind the last snapshot, 5 µs each, in turns of the
 event loop."""
+NEVER_EXPIRES_MS = 1 << 62
+"""In place of the time of a home's last batch."""
 
 
 class RememberedBatch(NamedTuple):
@@ -67,6 +77,11 @@ class ProducerState(NamedTuple):
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence
 
+    @property
+    def end(self) -> RowNumber:
+        """The row number behind the last row of a home."""
+        return RowNumber(row_number(self.epoch, self.batches[-1].last_sequence) + 1)
+
 
 class _Undo(NamedTuple):
     first_offset: int
@@ -83,8 +98,8 @@ class ProducerStates:
     """
 
     __slots__ = (
-        "_expiration_ms", "_newest_ms", "_producers", "_sweep_above", "_undo", "_undo_floor",
-        "most",
+        "_expiration_ms", "_homes", "_newest_ms", "_producers", "_sweep_above", "_undo",
+        "_undo_floor", "most",
     )  # fmt: skip
 
     def __init__(
@@ -101,12 +116,16 @@ class ProducerStates:
         self._expiration_ms = expiration_ms
         self._newest_ms = newest_ms
         self._producers = dict(producers)
+        self._homes = {each: self._producers[each] for each in self._producers if is_reserved(each)}
+        """States of reserved producer ids. All others are in ``_producers``."""
+        for numbering in self._homes:
+            del self._producers[numbering]
         self._undo: deque[_Undo] = deque()
         self._undo_floor = end_offset
         self._sweep_above = most
 
     def __len__(self) -> int:
-        return len(self._producers)
+        return len(self._producers) + len(self._homes)
 
     @property
     def newest_ms(self) -> int:
@@ -118,10 +137,25 @@ class ProducerStates:
         for producer_id, producer in self._producers.items():
             if not self._is_expired(producer, self._newest_ms):
                 yield producer_id, producer
+        yield from self._homes.items()
+
+    def end_of(self, numbering: Numbering) -> RowNumber:
+        """Return the number of the next row of a home; 0 if it has completed nothing here."""
+        home = self._homes.get(numbering)
+        return FIRST_ROW if home is None else home.end
+
+    def offset_of(self, numbering: Numbering, number: RowNumber, rows: int) -> int | None:
+        """Return the offset of a unit's first row; None if its batch is no longer remembered."""
+        home = self._homes.get(numbering)
+        for batch in () if home is None else home.batches:
+            skipped = number - row_number(home.epoch, batch.first_sequence)
+            if skipped >= 0 and skipped + rows <= batch.last_offset - batch.first_offset + 1:
+                return batch.first_offset + skipped
+        return None
 
     def get(self, producer_id: int) -> ProducerState | None:
         """Return the state of a producer that is known and has not expired, else None."""
-        producer = self._producers.get(producer_id)
+        producer = self._of(producer_id).get(producer_id)
         return None if producer is None or self._is_expired(producer, self._newest_ms) else producer
 
     def check(
@@ -182,15 +216,26 @@ class ProducerStates:
         producer_id, epoch, sequence = claim
         last = next_sequence(sequence, last_offset - first_offset)
         batch = RememberedBatch(sequence, last, first_offset, last_offset)
-        before = self._producers.get(producer_id)
+        is_home = producer_id >= FIRST_RESERVED_PRODUCER_ID
+        producers = self._homes if is_home else self._producers
+        before = known = producers.get(producer_id)
+        if known is not None:
+            if is_home:
+                if row_number(epoch, last) < known.end:
+                    return  # the leader that told of it had more already
+            elif last_offset <= known.batches[-1].last_offset:
+                if _includes(known, epoch, batch):
+                    return
+                known = None  # of a history that an unclean election has ended
         undo = self._undo
         undo.append(_Undo(first_offset, last_offset, producer_id, before, self._newest_ms))
         now_ms = self._newest_ms = max(append_ms, self._newest_ms)
-        if before is None or before.epoch != epoch or self._is_expired(before, now_ms):
+        if known is None or known.epoch != epoch or self._is_expired(known, now_ms):
             kept: tuple[RememberedBatch, ...] = ()
         else:
-            kept = before.batches[1 - BATCHES_REMEMBERED :]
-        self._producers[producer_id] = ProducerState(epoch, now_ms, (*kept, batch))
+            kept = known.batches[1 - BATCHES_REMEMBERED :]
+        last_ms = NEVER_EXPIRES_MS if is_home else now_ms
+        producers[producer_id] = ProducerState(epoch, last_ms, (*kept, batch))
         if len(undo) > UNDO_MAX:
             self._undo_floor = undo.popleft().last_offset + 1
         self.committed(committed_end)
@@ -217,11 +262,39 @@ class ProducerStates:
         undo = self._undo
         while undo and undo[-1].first_offset >= end_offset:
             _, _, producer_id, before, self._newest_ms = undo.pop()
+            producers = self._of(producer_id)
             if before is None:
-                del self._producers[producer_id]
+                del producers[producer_id]
             else:
-                self._producers[producer_id] = before
+                producers[producer_id] = before
         return True
+
+    def as_of(self, end_offset: int) -> ProducerStates | None:
+        """Return the state without any batch that ends at or above ``end_offset``, a new object.
+
+        None if the undo entries do not reach back so far.
+        """
+        if not self.reaches(end_offset):
+            return None
+        producers, newest_ms = self._producers | self._homes, self._newest_ms
+        for each in reversed(self._undo):
+            if each.last_offset < end_offset:
+                break
+            newest_ms = each.newest_ms
+            if each.before is None:
+                del producers[each.producer_id]
+            else:
+                producers[each.producer_id] = each.before
+        return ProducerStates(
+            expiration_ms=self._expiration_ms,
+            most=self.most,
+            end_offset=end_offset,
+            newest_ms=newest_ms,
+            producers=producers.items(),
+        )
+
+    def _of(self, producer_id: int) -> dict[int, ProducerState]:
+        return self._homes if is_reserved(producer_id) else self._producers
 
     def _is_expired(self, producer: ProducerState, now_ms: int) -> bool:
         return now_ms - producer.last_ms > self._expiration_ms
@@ -245,6 +318,19 @@ class ProducerStates:
             if not self._is_expired(producer, sure_ms)
         }
         self._sweep_above = max(self.most, len(self._producers) + self.most // 8)
+
+
+def _includes(producer: ProducerState, epoch: int, batch: RememberedBatch) -> bool:
+    """Return whether this state, told by a leader, is of a log that has this batch.
+
+    Only the batch's end counts: a log that begins inside a batch has the rest of it.
+    """
+    if batch.last_offset < producer.batches[0].last_offset:
+        return True
+    return producer.epoch == epoch and any(
+        (each.last_sequence, each.last_offset) == (batch.last_sequence, batch.last_offset)
+        for each in producer.batches
+    )
 
 
 def _find_duplicate(producer: ProducerState, claim: Claim, count: int) -> RememberedBatch | None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from broker.record.lines import key_view
 from broker.server.admin import AdminRequests, RecordDeletion
-from broker.server.coordinator_ports import BrokerDataReader
 from broker.server.direct_requests import DirectRequests
 from broker.server.drains import DrainWatch
 from broker.server.fetch import ReadRouting
@@ -50,7 +49,10 @@ from broker.server.requests import (
     RecordResult,
 )
 from broker.server.router import LeaderRouter
+from broker.server.row_targets import RowTargets
 from broker.server.topics import LiveConfigs, TopicRequests, check_not_internal
+from broker.server.transaction_ports import HomeImage
+from broker.server.transactions import TransactionRequests
 from raft_metadata.common.configs.table import TOPIC_CONFIGS
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -68,9 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from broker.config import BrokerConfig
-    from broker.coordinator.group_coordinator import GroupCoordinator
     from broker.coordinator.group_messages import A, GroupDescription, GroupRequest
-    from broker.coordinator.reader import DataReader
     from broker.ports import ControllerChannel, PeerChannel
     from broker.record.lines import ProduceRecord
     from broker.replication.log_start_manager import LogTrimming
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from broker.server.local_polls import LocalPolls
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.transaction_apis import TransactionApis
+    from broker.server.transactions import Coordinators
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.record_placement import Partitioner
     from raft_metadata.image.metadata_image import (
@@ -104,14 +105,14 @@ class RoutedBrokerApis:
         lifecycle: Lifecycle,
         controllers: ControllerChannel,
         peers: PeerChannel,
-        make_coordinator: Callable[[DataReader], GroupCoordinator],
+        make_coordinators: Callable[[RoutedBrokerApis], Coordinators],
         follower_reads: FollowerReads,
         local_polls: LocalPolls,
         trimming: LogTrimming,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
     ) -> None:
-        """Take ``make_coordinator``, called once: a coordinator reads through this object."""
+        """Take ``make_coordinators``, called once: coordinators read through this object."""
         self._config = config
         self._local = local
         self._loader = loader
@@ -152,10 +153,18 @@ class RoutedBrokerApis:
             random_bytes,
         )  # fmt: skip
         self._deletion = RecordDeletion(config.broker_id, self.router, trimming, clock)
-        self.coordinator = make_coordinator(BrokerDataReader(self))
+        self.home_image = HomeImage(config, loader, self._topics)
+        self.coordinators = make_coordinators(self)
+        self.coordinator = self.coordinators.groups
         self._groups = GroupRequests(
             config, self.router, self._reads, self.coordinator, loader, self._topics,
             self.internal_topics, clock, random_bytes,
+        )  # fmt: skip
+        stamps = lifecycle.controller_clock
+        rows = RowTargets(loader, self._topics, self._configs, stamps.wall_ms)
+        self._transactions = TransactionRequests(
+            config, self.router, self.coordinators, loader, self.internal_topics, rows,
+            self._keyless, clock,
         )  # fmt: skip
 
     def observe_drains(self, image: MetadataImage) -> None:
@@ -186,8 +195,7 @@ class RoutedBrokerApis:
 
     @property
     def transactions(self) -> TransactionApis:
-        text = "this broker serves no transactions"
-        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, text)
+        return self._transactions
 
     def readiness(self) -> list[tuple[str, bool]]:
         state = self._lifecycle.state

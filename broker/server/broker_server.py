@@ -15,7 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.coordinator.group_coordinator import GroupConfigs, GroupCoordinator
+from broker.coordinator.home import HomePorts
 from broker.coordinator.shard import OffsetsRetention
+from broker.coordinator.transaction_coordinator import HomeFactory, TransactionCoordinator
 from broker.log.log_manager import LogManager
 from broker.log.producer_snapshot import ProducerLimits
 from broker.replication.cleaning import make_cleaner
@@ -23,7 +25,7 @@ from broker.replication.events import note_start
 from broker.replication.log_start_manager import LogTrimming
 from broker.replication.replica_manager import ReplicaManager
 from broker.server.broker_apis import RoutedBrokerApis
-from broker.server.coordinator_ports import ReplicaShardLog
+from broker.server.coordinator_ports import BrokerDataReader, ReplicaShardLog
 from broker.server.debug_state import BrokerDebugState
 from broker.server.fetch import FollowerReads
 from broker.server.lifecycle import (
@@ -37,6 +39,8 @@ from broker.server.local_partitions import LocalPartitions
 from broker.server.local_polls import LocalPolls
 from broker.server.metadata_loader import MetadataLoader
 from broker.server.peer_requests import PeerRequests
+from broker.server.transaction_ports import Targets
+from broker.server.transactions import Coordinators
 from broker.server.unclean import (
     PageCacheTopics,
     check_log_directory,
@@ -46,17 +50,30 @@ from broker.server.unclean import (
     present_boot_id,
     unclean_partitions,
 )
+from broker.server.unit_appends import UnitAppends
+from broker.transactions.home_state import HomeLimits
 from raft_metadata.common.configs.table import (
     GROUP_CONSUMER_ASSIGNORS,
+    IDEMPOTENCY_KEY_RETENTION_MS,
+    IDEMPOTENCY_KEYS_MAX,
     OFFSETS_RETENTION_CHECK_INTERVAL_MS,
     OFFSETS_RETENTION_MINUTES,
+    TRANSACTION_COMMITTING_MAX,
+    TRANSACTION_MAX_PARTITIONS,
+    TRANSACTIONAL_ID_EXPIRATION_MS,
+    TRANSACTIONAL_IDS_MAX,
 )
-from raft_metadata.common.ids import IncarnationId, id_from_bytes
+from raft_metadata.common.errors import ErrorCode, KafkaError
+from raft_metadata.common.ids import (
+    IncarnationId,
+    LeaderEpoch,
+    TopicIdPartition,
+    id_from_bytes,
+)
 from raft_metadata.image.metadata_image import cluster_layers
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
-    from broker.coordinator.reader import DataReader
     from broker.ports import ControllerChannel, PeerChannel
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.configs.layers import ConfigLayers
@@ -174,15 +191,16 @@ class BrokerServer:
         def make_log(where: TopicIdPartition, epoch: LeaderEpoch) -> ReplicaShardLog:
             return ReplicaShardLog(local, where, epoch)
 
+        stages = NoStages()
         stamps = self._lifecycle.controller_clock
         appends = UnitAppends(config, local, self.manager, stamps, self._lifecycle.check_proof)
-        targets = Targets(config, self._loader, apis.router, local, appends, apis.stages, clock)
+        targets = Targets(config, self._loader, apis.router, local, appends, stages, clock)
         homes = HomeFactory(
             HomePorts(
                 broker_id=config.broker_id,
                 clock=clock,
                 targets=targets,
-                stages=apis.stages,
+                stages=stages,
                 image=apis.home_image,
                 limits=lambda: _home_limits(cluster_layers(self._loader.image, static)),
             )
@@ -208,7 +226,9 @@ class BrokerServer:
             clock,
             is_clock_trusted=self._is_clock_trusted,
         )
-        return Coordinators(groups, transactions, homes, targets, lambda: self._loader.image)
+        return Coordinators(
+            groups, transactions, homes, targets, stages, lambda: self._loader.image
+        )
 
     def _is_clock_trusted(self) -> bool:
         return self._lifecycle.controller_clock.is_trusted()
@@ -301,6 +321,13 @@ class BrokerServer:
             replica.wake_fetches()
         self.manager.events.close()
         self.logs.close(self._lifecycle.broker_epoch)
+
+
+class NoStages:
+    async def parts(self, *_):
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "no stages")
+
+    rows_of = stage = parts
 
 
 def _group_configs(layers: ConfigLayers) -> GroupConfigs:

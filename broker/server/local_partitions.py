@@ -373,6 +373,11 @@ class LocalPartitions:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return replica, replica.partition.role
 
+    def check_parking(self) -> None:
+        """Raise QUEUE_FULL if no further answer may wait for other replicas."""
+        if self.parked_produces >= self._config.limits.max_parked_produces:
+            raise KafkaError(ErrorCode.QUEUE_FULL, "max_parked_produces is reached")
+
     def leads(self, partition: TopicIdPartition) -> bool:
         """Return whether the partition is led here."""
         return self._manager.led_epoch(partition) is not None
@@ -456,7 +461,7 @@ class LocalPartitions:
             self.parked_produces -= len(waiting)
             error = None
             if append_outcome is not AppendOutcome.OK:
-                error = self._error_of_outcome(replica, append_outcome)
+                error = self.error_of_outcome(replica, append_outcome)
             for first, answered in waiting:
                 self._answers.call(answered, number, base + first, error)
 
@@ -506,7 +511,8 @@ class LocalPartitions:
         entry = (replica.log.epoch_at(last), base, last)
         self._delay_answers(replica, entry, request, waiting)
 
-    def _error_of_outcome(self, replica: Replica, append_outcome: AppendOutcome) -> KafkaError:
+    def error_of_outcome(self, replica: Replica, append_outcome: AppendOutcome) -> KafkaError:
+        """Return the error of an append that is not committed, or not known to be."""
         if append_outcome is AppendOutcome.NOT_WRITTEN:
             return KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,

@@ -76,9 +76,7 @@ class RowTargets:
             topic = self._loader.image.topics.get(topic.topic_id, topic)
             return self._placed(topic, rows, next_keyless)
 
-    def _placed(
-        self, topic: TopicImage, rows: TopicRows, next_keyless: NextKeyless
-    ) -> PlacedTopic:
+    def _placed(self, topic: TopicImage, rows: TopicRows, next_keyless: NextKeyless) -> PlacedTopic:
         image = self._loader.image
         refused = refusals(rows.records, self._configs, image, topic, self._wall_ms())
         keyless = next_keyless(topic)

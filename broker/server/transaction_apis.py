@@ -21,6 +21,13 @@ from broker.transactions.messages import (
     TransactionOutcome,
     TransactionState,
 )
+from raft_metadata.common.configs.table import (
+    TRANSACTION_CHUNK_MAX_BYTES,
+    TRANSACTION_INLINE_MAX_BYTES,
+    TRANSACTION_MAX_CHUNKS,
+    TRANSACTION_MAX_PARTITIONS,
+    default_number,
+)
 from raft_metadata.common.record_placement import Partitioner
 
 if TYPE_CHECKING:
@@ -33,14 +40,20 @@ TRANSACTION_TIMEOUT_MS = 10_000
 """Time for a request of transactions, unless the client names another."""
 TRANSACTION_TIMEOUT_MS_MAX = 60_000
 """A request is dropped at its deadline, so none is older than this when it arrives (rule S12)."""
-INLINE_BYTES_MAX = 1_048_576
-"""Bytes of records that one request commits without a stage, ``transaction.inline.max.bytes``."""
-CHUNK_BYTES_MAX = 1_048_576
-"""Bytes of one staged request, ``transaction.chunk.max.bytes``."""
-CHUNKS_MAX = 10_000
-"""Chunks of one transaction, ``transaction.max.chunks``."""
-PARTITIONS_MAX = 1_000
-"""Target partitions of one transaction, ``transaction.max.partitions``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionLimits:
+    """Limits of requests in force, by configs of the cluster."""
+
+    inline_bytes: int = default_number(TRANSACTION_INLINE_MAX_BYTES)
+    """Bytes of records that one request commits without a stage."""
+    chunk_bytes: int = default_number(TRANSACTION_CHUNK_MAX_BYTES)
+    """Bytes of one staged request."""
+    chunks: int = default_number(TRANSACTION_MAX_CHUNKS)
+    """Chunks of one transaction."""
+    partitions: int = default_number(TRANSACTION_MAX_PARTITIONS)
+    """Partitions that one transaction writes to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +101,7 @@ class Committed:
     """The outcome of a commit, and the home that gave it."""
 
     outcome: TransactionOutcome
-    home_leader: BrokerId
+    home_leader: BrokerId | None
     rows: Sequence[RowPlace] = ()
     """With `CommitRequest.answers_rows`: one for each row, in the order of the request."""
 
@@ -118,6 +131,11 @@ class TransactionApis(Protocol):
 
     A `timeout_ms` above `TRANSACTION_TIMEOUT_MS_MAX` is INVALID_REQUEST.
     """
+
+    @property
+    def limits(self) -> TransactionLimits:
+        """The limits in force, which a front end checks before it decodes."""
+        ...
 
     def home_leader(self, id_: TransactionalId) -> BrokerId | None:
         """Return the leader of an id's home in this broker's image; None: there is none now."""

@@ -12,20 +12,23 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from broker.coordinator.home import StagePort
 from broker.coordinator.records import partition_of_group
 from broker.server.peer_codec import PeerRequestKind
 from broker.server.row_targets import PlacedTopic, RowTargets, layout_of, target_rows
 from broker.server.transaction_apis import (
     TRANSACTION_TIMEOUT_MS,
     TRANSACTION_TIMEOUT_MS_MAX,
-    Committed,
     CommitRequest,
+    Committed,
     RowPlace,
     StagedRow,
     StageRequest,
+    TransactionLimits,
 )
+from broker.server.transaction_ports import StagedRows
 from broker.transactions.home_messages import (
     AbortPosition,
     CommitPosition,
@@ -47,7 +50,12 @@ from broker.transactions.messages import (
     TransactionOutcome,
     TransactionState,
 )
-from raft_metadata.common.configs.table import TRANSACTION_INLINE_MAX_BYTES
+from raft_metadata.common.configs.table import (
+    TRANSACTION_CHUNK_MAX_BYTES,
+    TRANSACTION_INLINE_MAX_BYTES,
+    TRANSACTION_MAX_CHUNKS,
+    TRANSACTION_MAX_PARTITIONS,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicIdPartition, TopicName
 from raft_metadata.common.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
@@ -61,7 +69,6 @@ if TYPE_CHECKING:
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.produce import KeylessPlacement
     from broker.server.router import LeaderRouter
-    from broker.server.stages import StageRequests
     from broker.server.transaction_ports import Targets
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import (
@@ -83,7 +90,7 @@ class TransactionRequests:
     Owned by `RoutedBrokerApis`, on its loop. Stateless between requests.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 the parts of a broker
+    def __init__(
         self,
         config: BrokerConfig,
         router: LeaderRouter,
@@ -92,7 +99,6 @@ class TransactionRequests:
         internal: InternalTopics,
         targets: RowTargets,
         keyless: KeylessPlacement,
-        stages: StageRequests,
         clock: Clock,
     ) -> None:
         self._config = config
@@ -102,8 +108,25 @@ class TransactionRequests:
         self._internal = internal
         self._targets = targets
         self._keyless = keyless
-        self._stages = stages
         self._clock = clock
+        self._configs: object = None
+        """The image's configs from which ``_limits`` were read."""
+        self._limits = TransactionLimits()
+
+    @property
+    def limits(self) -> TransactionLimits:
+        """The limits in force, read again when the image's configs have changed."""
+        image = self._loader.image
+        if image.configs is not self._configs:
+            layers = cluster_layers(image, self._config.static())
+            self._limits = TransactionLimits(
+                inline_bytes=layers.number(TRANSACTION_INLINE_MAX_BYTES),
+                chunk_bytes=layers.number(TRANSACTION_CHUNK_MAX_BYTES),
+                chunks=layers.number(TRANSACTION_MAX_CHUNKS),
+                partitions=layers.number(TRANSACTION_MAX_PARTITIONS),
+            )
+            self._configs = image.configs
+        return self._limits
 
     # ---- one id
 
@@ -134,7 +157,7 @@ class TransactionRequests:
     async def stage(self, request: StageRequest) -> list[StagedRow]:
         """Stage a chunk with acks=all (rule S9)."""
         self._deadline_ms(request.timeout_ms)
-        return await self._stages.stage(request)
+        return await self._homes.stages.stage(request)
 
     # ---- commit
 
@@ -161,9 +184,7 @@ class TransactionRequests:
         )
         outcome = await self._ask(asked, deadline_ms, may_create=True)
         rows = _row_places(placed, outcome, asked.layout) if request.answers_rows else ()
-        return Committed(
-            outcome=outcome, home_leader=self._home_leader(request.id), rows=rows
-        )
+        return Committed(outcome=outcome, home_leader=self.home_leader(request.id), rows=rows)
 
     def _keyless_of(self, request: CommitRequest) -> Callable[[TopicImage], Callable[[], int]]:
         """Return the placement of keyless rows: under a key all of a topic go to one partition.
@@ -231,14 +252,15 @@ class TransactionRequests:
             raise KafkaError(ErrorCode.INVALID_REQUEST, text)
         return self._clock.monotonic_ms() + timeout_ms
 
-    def _home_leader(self, id_: TransactionalId) -> BrokerId:
+    def home_leader(self, id_: TransactionalId) -> BrokerId | None:
+        """Return the leader of an id's home in this broker's image; None: there is none now."""
         topic = self._loader.image.topic(home_topic(id_))
-        assert topic is not None, "it has answered"
-        return topic.partitions[home_partition(id_, topic)].leader
+        if topic is None:
+            return None
+        registration = topic.partitions[home_partition(id_, topic)]
+        return registration.leader if registration.has_leader else None
 
-    async def _ask(
-        self, request: HomeRequest[A], deadline_ms: int, *, may_create: bool
-    ) -> A:
+    async def _ask(self, request: HomeRequest[A], deadline_ms: int, *, may_create: bool) -> A:
         """Have the home's leader answer, wherever it is; repeat what is unknown (rule S7)."""
         name = home_topic(request.id)
         topic = await self._internal.existing(name)
@@ -274,6 +296,14 @@ class TransactionRequests:
             raise _told(error, doubts) from error
 
 
+class StageDoor(StagePort, StagedRows, Protocol):
+    """The stages as homes, targets and clients use them, wherever they are led."""
+
+    async def stage(self, request: StageRequest) -> list[StagedRow]:
+        """Stage a chunk with acks=all (rule S9)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Coordinators:
     """The coordinators of a broker, and the door to the targets that it leads."""
@@ -282,6 +312,7 @@ class Coordinators:
     transactions: TransactionCoordinator
     homes: HomeFactory
     targets: Targets
+    stages: StageDoor
     image: Callable[[], MetadataImage]
 
     async def answer_id(self, request: HomeRequest[A]) -> A:

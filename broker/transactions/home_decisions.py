@@ -6,7 +6,7 @@ The table of `DESIGN.md`, row by row. A caller folds and writes the records of o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -42,7 +42,6 @@ from broker.transactions.messages import (
     TransactionState,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import PartitionId
 
 Records = tuple[HomeRecord, ...]
 FORGOTTEN_AT_ONCE = 1_000
@@ -327,9 +326,7 @@ def _check_room(home: HomeState, decision: Decision, limits: HomeLimits) -> None
 
 
 def _check_room_for_ids(home: HomeState, limits: HomeLimits) -> None:
-    if len(home.epochs) + len(home.newest) - len(home.keys) >= limits.ids_max:
-        if home.ids_count < limits.ids_max:
-            return
+    if home.ids_count >= limits.ids_max:
         text = f"transactional.ids.max ({limits.ids_max}) is reached at this home"
         raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, text)
 
@@ -514,29 +511,6 @@ def forget_by_age(
     if floor > home.floor:
         records.insert(0, HomeRecord(FloorKey(), NumberValue(floor)))
     return tuple(records)
-
-
-def open_units(
-    home: HomeState, acknowledged: Mapping[tuple[int, Target, int], object]
-) -> list[tuple[TransactionalId, TransactionValue, Unit]]:
-    """Return the units of open decisions that their targets have not acknowledged.
-
-    Those of each target stand in the order of their numbers, by which it takes them. (Records of a
-    log that was compacted don't stand in the order of decisions.)
-    """
-    found = [
-        (id_, value, unit)
-        for id_ in home.open
-        for value in (home.newest[id_],)
-        for unit in value.units
-        if (value.numbering, unit.target, unit.number) not in acknowledged
-    ]
-    return sorted(found, key=lambda each: (each[1].numbering, each[2].number))
-
-
-def stage_horizon(home: HomeState, stage: PartitionId) -> int:
-    """Return the offset of a stage below which no decision will name a chunk (rule S10)."""
-    return home.horizons.get(stage, 0)
 
 
 def _conflict(text: str) -> KafkaError:

@@ -64,25 +64,31 @@ class HomeState:
     """Highest epoch of a forgotten id: every epoch that is given is above it (rule S6)."""
     open: dict[TransactionalId, None] = field(default_factory=dict)
     """Ids whose decision is not recorded as complete, in the order of the first record of each that
-    the log has; `home_decisions.open_units` returns the order of numbers."""
+    the log has. That of their rows is the one of numbers: compaction keeps no order."""
     open_bytes: int = 0
     """Bytes of rows that open decisions carry."""
     open_units: Counter[Target] = field(default_factory=Counter)
     """Units of open decisions, by target."""
     keys: dict[TransactionalId, None] = field(default_factory=dict)
     """The idempotency keys, oldest first."""
+    ids_count: int = 0
+    """Number of ids that are no keys."""
 
     def fold(self, record: HomeRecord) -> None:
         """Apply a record that was decided here or read from the log."""
         key, value = record
         match key:
             case TransactionKey():
+                before = self._is_id(key.id)
                 self._fold_transaction(key.id, value)
+                self.ids_count += self._is_id(key.id) - before
             case EpochKey():
+                before = self._is_id(key.id)
                 if isinstance(value, EpochValue):
                     self.epochs[key.id] = value
                 else:
                     self.epochs.pop(key.id, None)
+                self.ids_count += self._is_id(key.id) - before
             case NextKey():
                 if isinstance(value, NumberValue):
                     self.next_rows[key] = value.number
@@ -119,10 +125,8 @@ class HomeState:
             self.open_bytes += value.inline_bytes
             self.open_units.update(unit.target for unit in value.units)
 
-    @property
-    def ids_count(self) -> int:
-        """Number of ids that are no keys."""
-        return len(self.epochs.keys() | (self.newest.keys() - self.keys.keys()))
+    def _is_id(self, id_: TransactionalId) -> bool:
+        return not id_.is_key and (id_ in self.epochs or id_ in self.newest)
 
     def is_producer(self, id_: TransactionalId) -> bool:
         """Return True if the id has epochs: it is a producer's for good."""

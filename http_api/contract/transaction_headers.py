@@ -34,8 +34,9 @@ KEY_PREFIX: Final = "key:"
 EPOCH_MAX: Final = 2**31 - 1
 NUMBER_MAX: Final = 10**18 - 1
 """Largest number of a transaction within its id and epoch."""
-CHUNKS_MAX: Final = 10_000
-"""Most chunks of one transaction, ``transaction.max.chunks``."""
+CHUNK_MAX: Final = 99_999
+"""Largest number of a chunk that any cluster takes; one takes those below transaction.max.chunks.
+"""
 
 KEY: Final = re.compile(r"[!-~]{1,128}")
 TRANSACTIONAL_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,320}")
@@ -140,7 +141,7 @@ def staging_of(headers: Mapping[str, str]) -> Staging | None:
         attempt = f"{epoch}.{number}"
     elif not ATTEMPT_ID.fullmatch(attempt):
         raise _bad_name(f"Header '{ATTEMPT}'", attempt, ATTEMPT_EXPECTED)
-    chunk = _number(given, CHUNK, CHUNKS_MAX - 1)
+    chunk = _number(given, CHUNK, CHUNK_MAX)
     if chunk is None:
         raise _missing(CHUNK, given)
     return Staging(
@@ -170,6 +171,17 @@ def staging_headers(staging: Staging) -> dict[str, str]:
     }
 
 
+def check_chunk(staging: Staging, chunks: int) -> None:
+    """Refuse a chunk behind the last that a transaction may have; ``chunks``: how many those are.
+
+    Raises:
+        RestError: 400/40002, naming the limit.
+    """
+    if staging.chunk >= chunks:
+        expected = f"an integer from 0 to {chunks - 1} (transaction.max.chunks={chunks})"
+        raise _bad(f"Header '{CHUNK}' is '{staging.chunk}': expected {expected}")
+
+
 def refuse_headers(headers: Mapping[str, str], names: Iterable[str], why: str) -> None:
     """Refuse a request that has one of these headers; ``why`` completes the sentence.
 
@@ -186,8 +198,7 @@ def _number(given: Mapping[str, str], name: str, most: int) -> int | None:
     if text is None:
         return None
     if not _NUMBER.fullmatch(text) or int(text) > most:
-        limit = " (transaction.max.chunks)" if name == CHUNK else ""
-        expected = f"an integer from 0 to {most}{limit}"
+        expected = f"an integer from 0 to {most}"
         raise _bad(f"Header '{name}' is '{_shown(text)}': expected {expected}")
     return int(text)
 

@@ -76,6 +76,9 @@ Kafka's ``ProducerStateEntry.NUM_BATCHES_TO_RETAIN``."""
 SEQUENCES = 1 << 31
 """Number of distinct sequences: they run from 0 to 2^31 - 1, then begin again at 0."""
 EPOCH_MAX = (1 << 15) - 1
+FIRST_RESERVED_PRODUCER_ID = 1 << 62
+"""Producer ids from here on are made by the cluster itself (`broker.record.numbering`); the
+controllers allocate smaller ones, and no client may send these."""
 
 
 class Claim(NamedTuple):
@@ -84,6 +87,11 @@ class Claim(NamedTuple):
     producer_id: int
     epoch: int
     sequence: int
+
+
+def is_reserved(producer_id: int) -> bool:
+    """Return whether a producer id is one of those that no client may send."""
+    return producer_id >= FIRST_RESERVED_PRODUCER_ID
 
 
 def next_sequence(sequence: int, count: int = 1) -> int:

@@ -265,7 +265,7 @@ def without(name: str) -> dict[str, str]:
         ({"Quorumlog-Attempt": "a"}, 40002, "'Quorumlog-Transaction' is missing"),
         ({"Quorumlog-Transaction-Group": "g"}, 40002, "'Quorumlog-Transaction' is missing"),
         (CHUNK | {"Quorumlog-Chunk": "10000"}, 40002, "transaction.max.chunks"),
-        (CHUNK | {"Quorumlog-Chunk": "-1"}, 40002, "an integer from 0 to 9999"),
+        (CHUNK | {"Quorumlog-Chunk": "-1"}, 40002, "an integer from 0 to 99999"),
         (CHUNK | {"Quorumlog-Chunk": "1.0"}, 40002, "an integer"),
         (CHUNK | {"Quorumlog-Chunk": "9" * 40}, 40002, "an integer"),
         (CHUNK | {"Quorumlog-Transaction-Epoch": "x"}, 40002, "an integer"),

@@ -10,8 +10,7 @@ import orjson
 import pytest
 
 from broker.record.batch import RecordFormat
-from broker.server import transaction_apis
-from broker.server.transaction_apis import CommitRequest, Committed
+from broker.server.transaction_apis import CommitRequest, Committed, TransactionLimits
 from broker.transactions.messages import (
     NO_GROUP,
     AttemptNamed,
@@ -29,7 +28,9 @@ from broker.transactions.messages import (
     TransactionOutcome,
     TransactionState,
 )
-from http_api.contract import transaction_headers
+from http_api.contract.transaction_headers import CHUNK_MAX
+from raft_metadata.common.configs.rows import NumberConfig
+from raft_metadata.common.configs.table import TRANSACTION_MAX_CHUNKS, row_of
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, GroupId, InstanceId, PartitionId, TopicId, TopicName
 from tests.support.fake_broker_apis import CLUSTER_ID
@@ -620,5 +621,20 @@ async def test_only_json_and_this_cluster_are_served(door: Door) -> None:
     assert refused.headers["allow"] == "POST"
 
 
-def test_the_limits_of_both_sides_are_one() -> None:
-    assert transaction_headers.CHUNKS_MAX == transaction_apis.CHUNKS_MAX
+async def test_limits_are_those_in_force(door: Door) -> None:
+    door.apis.transactions.limits = TransactionLimits(inline_bytes=20, chunks=4, partitions=1)
+    rows = [{"topic_name": "flights", "records": [{"value": "v" * 20}]}]
+    answer = await post(door, TX, {"topics": rows})
+    assert answer.status == 413
+    assert "transaction.inline.max.bytes=20 " in answer.json["message"]
+    few = [{"topic_name": "flights", "records": [{"value": 1}]}]
+    assert (await post(door, TX, {"topics": few})).status == 200
+    answer = await post(door, TX, {"topics": few * 2})
+    assert "at most 1 partitions (transaction.max.partitions)" in answer.json["message"]
+    attempts = {"epoch": 1, "number": 1, "attempts": [ATTEMPT]}
+    answer = await post(door, f"{TX}/p:commit", attempts)
+    assert "5 chunks: expected at most 4 (transaction.max.chunks)" in answer.json["message"]
+
+
+def test_the_largest_chunk_is_that_of_the_config() -> None:
+    assert row_of(TRANSACTION_MAX_CHUNKS, NumberConfig).maximum == CHUNK_MAX + 1

@@ -19,6 +19,11 @@ from broker.coordinator.group_messages import (
     GroupState,
     MemberDescription,
 )
+from broker.transactions.messages import (
+    TransactionalId,
+    TransactionDescription,
+    TransactionState,
+)
 from http_api.server.pages import page_of
 from raft_metadata.common.ids import (
     BrokerId,
@@ -52,6 +57,8 @@ LISTS = {
     f"{GROUPS}/pilots/consumers/two/assignments": 2,
     f"{GROUPS}/pilots/lags": 3,
     f"{GROUPS}/pilots/offsets": 3,
+    f"{V3}/transactions": 4,
+    f"{GROUPS}/pilots/transactions": 2,
 }
 """Every list and the fewest rows that it has here."""
 
@@ -91,6 +98,18 @@ def airport(door: Door) -> Door:
     apis.group_answers[GroupOffsets] = tuple(
         GroupOffsetRow(FLIGHTS, PartitionId(number), 5, "", 7) for number in (2, 0, 1)
     )
+    apis.transactions.found = [
+        TransactionDescription(
+            id=TransactionalId(GroupId(group_name), name),
+            epoch=-1,
+            last=None,
+            state=TransactionState.STAGING,
+            home_leader=BrokerId(2),
+            home_partition=PartitionId(4),
+        )
+        for group_name in ("pilots", "")
+        for name in ("key:b", "a")
+    ]
     return door
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from broker.record.lines import key_view
-from broker.server.transaction_apis import Committed, RowPlace, StagedRow
+from broker.server.transaction_apis import Committed, RowPlace, StagedRow, TransactionLimits
 from broker.transactions.messages import (
     NumberedPosition,
     PlacedRows,
@@ -40,6 +40,7 @@ class FakeTransactions:
         self.forgotten: list[TransactionalId] = []
         self.refused_rows: dict[int, KafkaError] = {}
         """Rows of chunks that are refused, by index."""
+        self.limits = TransactionLimits()
         self._decided: dict[tuple[object, ...], tuple[str, Committed]] = {}
         self._epochs: dict[TransactionalId, int] = {}
 

@@ -66,6 +66,9 @@ def test_the_status_is_the_front_of_the_rest_code(code: ErrorCode) -> None:
     if rest is RestCode.CONSUMER_CONFIG:  # Confluent's own exception
         assert status == 422
         return
+    if code is ErrorCode.CONCURRENT_TRANSACTIONS:  # with Retry-After, as every such 50003
+        assert (status, rest) == (503, RestCode.KAFKA_RETRIABLE_ERROR)
+        return
     assert status == (rest // 100 if rest > 599 else rest)
 
 

@@ -73,6 +73,31 @@ def test_a_variable_segment_may_end_in_an_action(
     assert (route.handler, found) == (handler, parameters)
 
 
+async def act(request: web.Request) -> web.Response:
+    raise NotImplementedError
+
+
+def test_an_id_with_colons_may_end_like_an_action(router: PathRouter) -> None:
+    serve(router, "POST", "/transactions/{transactional_id}:init", act)
+    serve(router, "GET", "/transactions/{transactional_id}", topic)
+    post, name = router.resolve("POST", "/transactions/key:a:init")
+    assert (post.handler, name) == (act, ["key:a"])
+    for method in ("GET", "HEAD"):
+        route, name = router.resolve(method, "/transactions/key:a:init")
+        assert (route.handler, name) == (topic, ["key:a:init"])
+    with pytest.raises(RestError) as error:
+        router.resolve("DELETE", "/transactions/key:a:init")
+    assert error.value.headers == {"Allow": "POST"}
+    assert router.methods("/transactions/key:a:init") == ["POST"]
+
+
+def test_a_name_without_colons_of_its_own_is_never_taken_for_a_value(router: PathRouter) -> None:
+    serve(router, "POST", "/topics/{topic}:close", partition)
+    with pytest.raises(RestError) as error:
+        router.resolve("GET", "/topics/a:close")
+    assert error.value.headers == {"Allow": "POST"}
+
+
 @pytest.mark.parametrize("path", ["/", "/nope", "/topics", "/topics/a/b", "/topics/a/partitions"])
 def test_an_unknown_path_is_404(router: PathRouter, path: str) -> None:
     with pytest.raises(RestError) as error:

@@ -7,133 +7,25 @@ next, what is returned, and what would be committed.
 from __future__ import annotations
 
 import base64
-import linecache
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import orjson
 import pytest
 
 from http_api.client.client_errors import ConfigError, ProtocolError, UnreadableRecordError
-from http_api.client.polling import PolledPage, PollRefusal
-from http_api.client.sdk.commits import Offsets
-from http_api.client.sdk.consumer import Consumer
 from http_api.client.sdk.consumer_work import ConsumerWork
 from http_api.client.sdk.part_joining import UNFINISHED_MAX
-from http_api.client.sdk.positions import ANY_BROKER, FetchPlan, LogPosition, PartitionState
 from http_api.client.sdk.record_types import Record, TopicPartition
-from http_api.client.sdk.steps import BlockingShell, Steps
+from http_api.client.sdk.steps import Steps
+from tests.support.fed_consumer import AT, Commits, FedConsumer, Tracer, record_commits
 
-AT = TopicPartition("t", 0)
 OTHER = TopicPartition("t", 1)
 AnyRecord = Record[Any, Any]
 
 
-class FedConsumer(Consumer[Any, Any]):
-    """A consumer of partitions 0 and 1 of a topic; `log` is what their logs hold."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__("127.0.0.1:1", **({"auto_offset_reset": "earliest"} | settings))
-        self.log: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
-
-    def begin(self) -> None:
-        """Assign both partitions at offset 0."""
-        self.assign([TopicPartition("t", at, 0) for at in (0, 1)])
-
-    def write(self, *values: Any, partition: int = 0, **more: Any) -> None:
-        """Append records with these values, as JSON unless they are bytes of JSON."""
-        for value in values:
-            text = orjson.Fragment(value) if isinstance(value, bytes) else value
-            offset = len(self.log[partition])
-            self.log[partition].append({"offset": offset, "key": None, "value": text} | more)
-
-    def state(self, partition: int = 0) -> PartitionState:
-        return self._work.positions.states["t", partition]
-
-    def plan(self) -> FetchPlan:
-        found = self._work.positions.plan(ANY_BROKER, self._now_s() + 100.0)
-        assert isinstance(found, FetchPlan)
-        return found
-
-    def fetch(self, most: int = 100, partition: int = 0, *, is_garbled: bool = False) -> None:
-        """Bring the next page of a partition, with at most so many records."""
-        fetched = self.state(partition).fetched
-        assert fetched is not None
-        rows = self.log[partition][fetched.offset : fetched.offset + most]
-        batch = {"count": len(rows), "timestamp": 0, "key_format": "json", "value_format": "json"}
-        lines = [{"batch": batch | {"leader_epoch": 1}}, *rows] if rows else []
-        page = PolledPage(
-            topic="t",
-            topic_id="id",
-            partition=partition,
-            offset=fetched.offset,
-            next_offset=fetched.offset + len(rows),
-            next_leader_epoch=1,
-            leader_epoch=1,
-            leader_url=None,
-            high_watermark=len(self.log[partition]),
-            log_start_offset=0,
-            records=len(rows),
-            body=b"".join(orjson.dumps(one) + b"\n" for one in lines[is_garbled:]),
-        )
-        with self._shell.lock:
-            self._work.positions.receive_page(self.plan(), page)
-
-    def refuse(self, plan: FetchPlan, code: int, offset: int, text: str = "", **more: Any) -> None:
-        refusal = PollRefusal(topic="t", partition=0, offset=offset, error_code=code,
-            message=text, retriable=False, **more)  # fmt: skip
-        with self._shell.lock:
-            self._work.positions.receive_refusal(plan, refusal, self._now_s())
-
-    def values(self) -> list[Any]:
-        """Return the values that come until nothing does, fetching as the positions say."""
-        found: list[Any] = []
-        while True:
-            for partition in (0, 1):
-                fetched = self.state(partition).fetched
-                if fetched is not None and fetched.offset < len(self.log[partition]):
-                    self.fetch(partition=partition)
-            record = self.poll(0.0)
-            if record is None:
-                return found
-            found.append(record.value)
-
-    def offset(self) -> int | None:
-        """Return the position in partition 0."""
-        return self.position([AT])[0].offset
-
-
-class Commits(list[int | None]):
-    """Offsets that were committed of partition 0, in order."""
-
-    def make(self, work: ConsumerWork, offsets: Offsets) -> list[TopicPartition]:
-        self += [one.offset for (_, partition), one in offsets.items() if partition == 0]
-        positions = {
-            at: LogPosition(one.offset or 0, one.leader_epoch) for at, one in offsets.items()
-        }
-        work.positions.receive_commit(positions)
-        return list(offsets.values())
-
-
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
-    """Record commits in place of sending them."""
-    found = Commits()
-
-    def make(work: ConsumerWork, offsets: Offsets, *_: Any) -> Steps[list[TopicPartition]]:
-        yield from ()
-        return found.make(work, offsets)
-
-    monkeypatch.setattr(ConsumerWork, "commit_until_known", make)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockingShell, "start", lambda *_: None)
+    return record_commits(monkeypatch)
 
 
 @pytest.fixture
@@ -282,37 +174,6 @@ class Reads:
         except KeyboardInterrupt:
             return
         self.values += [record.value for record in records]
-
-
-class Tracer:
-    """Interrupts at a line, counted from 0, that runs in the SDK's modules of reading."""
-
-    def __init__(self, line: int) -> None:
-        self._left = line
-        self.has_raised = False
-
-    def __enter__(self) -> Tracer:
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
-        code = frame.f_code
-        is_cleaning = code.co_name in {"_undo_call", "_rewind_last_call", "_settle"}
-        if self.has_raised or Path(code.co_filename).name not in TRACED or is_cleaning:
-            return None
-        text = linecache.getline(code.co_filename, frame.f_lineno).lstrip()
-        if event == "line" and not text.startswith("with "):  # its end runs unguarded if traced
-            self._left -= 1
-            if self._left < 0:
-                self.has_raised = True
-                raise KeyboardInterrupt
-        return self._trace
-
-
-TRACED = {"consumer.py", "consumer_base.py", "positions.py", "page_decoding.py"}
 
 
 def test_consume_returns_what_it_has_before_a_page_that_is_none(consumer: FedConsumer) -> None:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.config import BrokerLimits
+from broker.server.transaction_apis import TransactionLimits
 from http_api.contract.errors import RestError
 from http_api.contract.operations import transaction_operations as declared
 from http_api.contract.operations.declaration import fields_of
@@ -17,13 +18,14 @@ from http_api.server.routes.v2.transactional_produce import digest_of
 from http_api.server.routes.v3.transaction_bodies import CommitBody, read_commit
 
 LIMITS = BrokerLimits()
+MOST = TransactionLimits()
 ROWS = '[{"topic_name":"t","records":[{"key":"a","value":1.50}]}]'
 OFFSETS = '[{"topic_name":"t","partition_id":0,"offset":5,"expected_offset":-1}]'
 
 
 def read(body: str | bytes, *, of_an_id: bool = True) -> CommitBody:
     data = body.encode() if isinstance(body, str) else body
-    return read_commit(data, LIMITS, of_an_id=of_an_id)
+    return read_commit(data, LIMITS, MOST, of_an_id=of_an_id)
 
 
 def digest(body: str) -> str:
@@ -127,5 +129,5 @@ def test_records_of_all_topics_count_together() -> None:
     few = BrokerLimits(max_records_per_request=3)
     rows = [{"topic_name": name, "records": [{"value": 1}] * 2} for name in ("a", "b")]
     with pytest.raises(RestError, match="max_records_per_request is 3") as refused:
-        read_commit(json.dumps({"topics": rows}).encode(), few, of_an_id=False)
+        read_commit(json.dumps({"topics": rows}).encode(), few, MOST, of_an_id=False)
     assert refused.value.status == 413

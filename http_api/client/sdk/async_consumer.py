@@ -22,6 +22,7 @@ from http_api.client.sdk.client_context import ClientContext
 from http_api.client.sdk.commits import CommitCallback
 from http_api.client.sdk.consumer_base import (
     CLOSE_S,
+    LEAVE_S,
     USER_WORK,
     ConsumerBase,
     RebalanceCallback,
@@ -151,8 +152,8 @@ class AsyncConsumer(ConsumerBase[K, V]):
     def wakeup(self) -> None:
         """End the wait of the task that reads, or its next one, with `WakeupError`.
 
-        It ends `poll`, `consume`, iteration, and a synchronous `commit`, whose outcome is unknown
-        then; not `close`.
+        It ends `poll`, `consume`, iteration, `position`, and a synchronous `commit`, whose outcome
+        is unknown then; not `close`.
 
         Raises:
             ClosedError: The consumer is closed.
@@ -301,24 +302,25 @@ class AsyncConsumer(ConsumerBase[K, V]):
     async def close(self, timeout: float | None = CLOSE_S) -> None:
         """Commit what was returned if auto-commit is on, run ``on_revoke``, leave; stop its tasks.
 
-        A second call does nothing, nor does a call in a forked child. In a callback it takes effect
-        at the end of the call that runs the callback, which returns no record then. What a callback
-        raises is raised when all is done. Committing and leaving take ``timeout`` seconds at most
-        (None: until the commit's outcome is known), and the end of connections that are being made
-        a few more.
+        A second call does nothing, nor does a call in a forked child; one after a cancelled one
+        leaves the group if that did not. In a callback it takes effect at the end of the call that
+        runs the callback, which returns no record then. What a callback raises is raised when all
+        is done. Committing and leaving take ``timeout`` seconds at most (None: until the commit's
+        outcome is known), and the end of connections that are being made a few more.
         """
         await self._close(timeout, has_failed=False)
 
     async def _close(self, timeout_s: float | None = CLOSE_S, *, has_failed: bool) -> None:
-        if self._begin_close(_task(), timeout_s):
-            await self._finish_close(has_failed=has_failed)
+        if self._begin_close(_task(), timeout_s, has_failed=has_failed):
+            await self._finish_close()
+        elif self._is_leave_due:
+            await self._shell.run(self._leave_group(self._now_s() + LEAVE_S))
 
-    async def _finish_close(self, *, has_failed: bool) -> None:
+    async def _finish_close(self) -> None:
         try:
-            await self._run_steps(self._close_steps(has_failed=has_failed))
+            await self._run_steps(self._close_steps())
         finally:
-            self._context.close()
-            self._due_s = 0.0
+            self._note_end()
             await self._shell.stop()
 
     async def __aenter__(self) -> Self:
@@ -339,7 +341,7 @@ class AsyncConsumer(ConsumerBase[K, V]):
             return await self._run_steps(steps)
         finally:
             if self._is_close_due:
-                await self._finish_close(has_failed=False)
+                await self._finish_close()
 
     async def _run_steps(self, steps: UserSteps[T]) -> T:
         """Do what the steps yield, in the calling task, and return their result."""
@@ -372,6 +374,7 @@ class AsyncConsumer(ConsumerBase[K, V]):
     async def _call_back(self, step: RunCallback) -> BaseException | None:
         """Run a callback; return what it raises, for the steps to decide about."""
         with self._in_callback():
+            self._begun = step
             try:
                 result = step.function(*step.arguments)
                 if inspect.isawaitable(result):

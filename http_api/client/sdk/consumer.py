@@ -8,6 +8,7 @@ broker that it fetches from, and one that looks whether these still lead. All de
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,13 +16,14 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
-from typing_extensions import Unpack
+from typing_extensions import Unpack, override
 
 from http_api.client.client_errors import ConfigError
 from http_api.client.sdk.client_context import ClientContext
 from http_api.client.sdk.commits import CommitCallback
 from http_api.client.sdk.consumer_base import (
     CLOSE_S,
+    LEAVE_S,
     USER_WORK,
     ConsumerBase,
     RebalanceCallback,
@@ -153,8 +155,8 @@ class Consumer(ConsumerBase[K, V]):
     def wakeup(self) -> None:
         """End the wait of the consumer's thread, or its next one, with `WakeupError`.
 
-        Any thread may call it, and a signal's handler. It ends `poll`, `consume`, iteration, and a
-        synchronous `commit`, whose outcome is unknown then; not `close`.
+        Any thread may call it, and a signal's handler. It ends `poll`, `consume`, iteration,
+        `position`, and a synchronous `commit`, whose outcome is unknown then; not `close`.
 
         Raises:
             ClosedError: The consumer is closed.
@@ -308,24 +310,25 @@ class Consumer(ConsumerBase[K, V]):
     def close(self, timeout: float | None = CLOSE_S) -> None:
         """Commit what was returned if auto-commit is on, run ``on_revoke``, leave; stop threads.
 
-        A second call does nothing, nor does a call in a forked child. In a callback it takes effect
-        at the end of the call that runs the callback, which returns no record then. What a callback
-        raises is raised when all is done. Committing and leaving take ``timeout`` seconds at most
-        (None: until the commit's outcome is known), and the end of connections that are being made
-        a few more.
+        A second call does nothing, nor does a call in a forked child; one after an interrupt leaves
+        the group if the first did not. In a callback it takes effect at the end of the call that
+        runs the callback, which returns no record then. What a callback raises is raised when all
+        is done. Committing and leaving take ``timeout`` seconds at most (None: until the commit's
+        outcome is known), and the end of connections that are being made a few more.
         """
         self._close(timeout, has_failed=False)
 
     def _close(self, timeout_s: float | None = CLOSE_S, *, has_failed: bool) -> None:
-        if self._begin_close(threading.get_ident(), timeout_s):
-            self._finish_close(has_failed=has_failed)
+        if self._begin_close(threading.get_ident(), timeout_s, has_failed=has_failed):
+            self._finish_close()
+        elif self._is_leave_due and not self._count_calls():  # a signal may call it at any time
+            self._shell.run(self._leave_group(self._now_s() + LEAVE_S))
 
-    def _finish_close(self, *, has_failed: bool) -> None:
+    def _finish_close(self) -> None:
         try:
-            self._run_steps(self._close_steps(has_failed=has_failed))
+            self._run_steps(self._close_steps())
         finally:
-            self._context.close()
-            self._due_s = 0.0
+            self._note_end()
             self._shell.stop()
 
     def __enter__(self) -> Self:
@@ -346,7 +349,7 @@ class Consumer(ConsumerBase[K, V]):
             return self._run_steps(steps)
         finally:
             if self._is_close_due:
-                self._finish_close(has_failed=False)
+                self._finish_close()
 
     def _run_steps(self, steps: UserSteps[T]) -> T:
         """Do what the steps yield, in the calling thread, and return their result."""
@@ -375,13 +378,24 @@ class Consumer(ConsumerBase[K, V]):
             result: T = end.value
             return result
         finally:
-            with self._shell.lock:
-                steps.close()
-            self._leave()
+            try:
+                with self._shell.lock:
+                    steps.close()
+            finally:
+                self._leave()
+
+    @override
+    def _count_calls(self) -> int:
+        count, frame = 0, sys._getframe(1)  # noqa: SLF001 its documented name
+        while (outer := frame.f_back) is not None:
+            count += frame.f_code in _CALLS and frame.f_locals.get("self") is self
+            frame = outer
+        return count
 
     def _call_back(self, step: RunCallback) -> BaseException | None:
         """Run a callback; return what it raises, for the steps to decide about."""
         with self._in_callback():
+            self._begun = step
             try:
                 step.function(*step.arguments)
             except BaseException as error:
@@ -404,3 +418,10 @@ class Consumer(ConsumerBase[K, V]):
                 return change()
         finally:
             self._leave()
+
+
+_CALLS: Final = {
+    one.__code__
+    for one in (Consumer._run_steps, Consumer._ask, Consumer._now, Consumer._finish_close)  # noqa: SLF001
+}
+"""Code between whose begin and end a consumer is in use."""

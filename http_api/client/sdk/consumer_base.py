@@ -27,7 +27,6 @@ from http_api.client.client_errors import (
     ConfigError,
     OutcomeUnknownError,
     QuorumlogError,
-    UnreadableRecordError,
     WakeupError,
 )
 from http_api.client.consumer import ends, offset_at
@@ -43,12 +42,15 @@ from http_api.client.sdk.commits import (
 from http_api.client.sdk.consumer_settings import ConsumerConfig
 from http_api.client.sdk.consumer_work import ConsumerWork
 from http_api.client.sdk.membership import Subscription
-from http_api.client.sdk.page_decoding import PageDecoder
+from http_api.client.sdk.page_decoding import PageDecoder, unreadable_error
 from http_api.client.sdk.part_joining import PartJoiner, is_part
-from http_api.client.sdk.positions import LogPosition, PartitionState, partitions_of
+from http_api.client.sdk.positions import (
+    LogPosition,
+    PartitionState,
+    partitions_of,
+    place_to_begin,
+)
 from http_api.client.sdk.record_types import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
     K,
     Record,
     TopicPartition,
@@ -151,13 +153,20 @@ class ConsumerBase(Generic[K, V]):
         self._stats_due_s = math.inf
         if config.on_stats is not None and config.stats_interval_ms:
             self._stats_due_s = time.monotonic() + config.stats_interval_ms / MS
-        self._is_woken = False
-        self._is_in_callback = False
+        self._is_woken = self._is_in_callback = False
         self._is_closing = False
         """True from the call of `close`; one in a callback is put off until the call's end."""
+        self._has_failed = False
+        """True if the block of the consumer ended by an exception."""
+        self._to_leave: str | None = None
+        """Member id under which the group is to be left; None: it was left, or never joined."""
         self._close_timeout_s: float | None = CLOSE_S
         self._close_until_s = math.inf
         """Time until which commits may last while the consumer is being closed."""
+        self._held: list[tuple[PartitionState, bool]] = []
+        """Partitions of a revocation under way, and whether the program had paused them."""
+        self._begun: RunCallback | None = None
+        """The callback that was called last."""
         self._user: object = None
         self._depth = 0
         self._callbacks: dict[str, RebalanceCallback | None] = {}
@@ -166,7 +175,6 @@ class ConsumerBase(Generic[K, V]):
             config.value_deserializer,
             joins=config.large_messages == "join",
         )
-        self._returned = 0
         self._work = ConsumerWork(config, context, shell, self._attend, lambda: self._polled_s)
         self._shell_notify, self._now_s = shell.notify, shell.now_s
         _consumers.add(self)
@@ -191,6 +199,7 @@ class ConsumerBase(Generic[K, V]):
     def _enter(self, user: object) -> None:
         """Begin a call of the program; raise `QuorumlogError` if another one is under way."""
         self._context.check_open()
+        self._forget_ended_calls(user, begun=1)
         if self._depth and self._user != user:
             kind = type(self).__name__
             msg = f"this {kind} is used by another thread or task now: one at a time may use it"
@@ -200,6 +209,20 @@ class ConsumerBase(Generic[K, V]):
 
     def _leave(self) -> None:
         self._depth -= 1
+
+    def _forget_ended_calls(self, user: object, *, begun: int) -> None:
+        """Forget calls that an interrupt has ended before they could say so themselves.
+
+        ``begun``: number of calls that have begun and did not `_enter` yet.
+        """
+        if self._depth and self._user == user:
+            self._depth = min(self._depth, self._count_calls() - begun)
+        if not self._depth:
+            self._is_in_callback = False
+
+    def _count_calls(self) -> int:
+        """Return how many calls of this consumer are under way in the present thread or task."""
+        return self._depth + 1  # an asyncio program is interrupted at its awaits only
 
     @contextlib.contextmanager
     def _in_callback(self) -> Iterator[None]:
@@ -219,15 +242,26 @@ class ConsumerBase(Generic[K, V]):
             )
             raise QuorumlogError(msg)
 
-    def _begin_close(self, user: object, timeout_s: float | None) -> bool:
+    def _begin_close(
+        self, user: object, timeout_s: float | None, *, has_failed: bool = False
+    ) -> bool:
         """Return True if the consumer is to be closed now, and not at the end of a call."""
         if self._context.is_closed or self._context.is_forked:
             return False
+        self._forget_ended_calls(user, begun=0)
         if self._depth and self._user != user:
             self._enter(user)
-        if not self._is_closing:
-            self._is_closing, self._close_timeout_s = True, timeout_s
+        if not self._is_closing or not self._depth:
+            self._close_timeout_s = timeout_s
+            self._has_failed = self._has_failed or has_failed
+            self._is_closing = True
         return not self._depth
+
+    @property
+    def _is_leave_due(self) -> bool:
+        """True if an interrupt has ended `close` before it had left the group."""
+        is_over = self._context.is_closed and not self._context.is_forked
+        return is_over and self._to_leave is not None
 
     @property
     def _is_close_due(self) -> bool:
@@ -344,7 +378,7 @@ class ConsumerBase(Generic[K, V]):
         if unreadable and self._config.on_unreadable == "raise":
             at = next((n for n, one in enumerate(records) if one.unreadable), None)
             if at is not None:
-                end, error = LogPosition(records[at].offset), _unreadable_error(records[at])
+                end, error = LogPosition(records[at].offset), unreadable_error(records[at])
                 records = records[:at]
         self._page = PresentPage(state, state.version, end, error)
         self._records = iter(records)
@@ -455,6 +489,8 @@ class ConsumerBase(Generic[K, V]):
 
     def _rebalance_steps(self) -> UserSteps[None]:
         work, member = self._work, self._work.membership
+        if self._held:
+            self._hold_no_more()
         if member.is_lost:
             yield from self._lose_steps()
         if member.error is not None:
@@ -465,48 +501,89 @@ class ConsumerBase(Generic[K, V]):
         added = member.added()
         if added:
             places = [(one.topic, one.partition) for one in added]
-            for one in added:
-                position = None if one.offset is None else LogPosition(one.offset, one.leader_epoch)
-                state = PartitionState(one.topic, one.partition, position, topic_id=one.topic_id)
-                state.committed = position if one.is_committed else None
-                work.positions.add(state)
-            member.take(places)
-            error = yield from _error_of(self._call_steps("on_assign", places))
+            try:
+                for one in added:
+                    at = None if one.offset is None else LogPosition(one.offset, one.leader_epoch)
+                    state = PartitionState(one.topic, one.partition, at, topic_id=one.topic_id)
+                    state.committed = at if one.is_committed else None
+                    work.positions.add(state)
+                member.take(places)
+                error = yield from self._call_steps("on_assign", places)
+                if error is not None and not isinstance(error, Exception):
+                    raise error
+            except BaseException:  # an interrupt: the next call runs on_assign, with its seeks
+                member.take_back(places)
+                self._forget(places)
+                raise
             if self._config.enable_auto_commit and math.isinf(self._commit_due_s):
                 self._commit_due_s = self._now_s() + self._config.auto_commit_interval_ms / MS
             work.refresh()
             if error is not None:
                 raise error
 
-    def _call_steps(self, name: str, places: list[Place]) -> UserSteps[None]:
+    def _call_steps(self, name: str, places: list[Place]) -> UserSteps[BaseException | None]:
+        """Run a callback about partitions, if there is one; return what it raises."""
         callback = self._callbacks.get(name)
-        if callback is not None and places:
-            yield RunCallback(callback, (self, partitions_of(places)), is_guarded=False)
+        if callback is None or not places:
+            return None
+        step = RunCallback(callback, (self, partitions_of(places)), is_guarded=False)
+        try:
+            yield step
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if self._begun is not step:  # an interrupt before it
+                raise
+            return error
+        return None
 
     def _lose_steps(self) -> UserSteps[None]:
         """Forget what was owned by a membership that is over, and run ``on_lost``."""
+        self._forget(self._work.membership.owned)
         lost = self._work.membership.take_loss()
-        self._forget(lost)
         self._shell_notify()
         name = "on_lost" if self._callbacks.get("on_lost") is not None else "on_revoke"
-        yield from self._call_steps(name, lost)
+        error = yield from self._call_steps(name, lost)
+        if error is not None:
+            raise error
 
     def _revoke_steps(self, revoked: list[Place], until_s: float) -> UserSteps[None]:
-        """Commit what was returned of partitions, run ``on_revoke``, and give them up."""
+        """Commit what was returned of partitions, run ``on_revoke``, and give them up.
+
+        After an interrupt the next call begins anew, if they are still revoked.
+        """
+        if self._held:
+            self._hold_no_more()
+        states = [self._work.positions.states.get(place) for place in revoked]
+        self._held = [(one, one.is_paused) for one in states if one is not None]
         self._drop_page(revoked)
-        for place in revoked:
-            if place in self._work.positions.states:  # nothing more of it is returned
-                self._work.positions.states[place].is_paused = True
+        for state, _ in self._held:  # nothing more of it is returned
+            state.is_paused = True
         yield from self._final_commit_steps(set(revoked), until_s)
+        error = yield from self._call_steps("on_revoke", revoked)
         try:
-            error = yield from _error_of(self._call_steps("on_revoke", revoked))
             yield RunSteps(self._work.drain_commits(until_s))  # those that wait end here
             if error is not None:
                 raise error
         finally:
             self._forget(revoked)
             self._work.membership.give_up(revoked)
-            self._shell_notify()
+            self._held = []
+            with contextlib.suppress(RuntimeError):  # an interrupt may have kept it from the lock
+                self._shell_notify()
+
+    def _hold_no_more(self) -> None:
+        """Read partitions on whose revocation an interrupt has ended, or give them up at last."""
+        places = [state.place for state, _ in self._held]
+        self._drop_page(places)
+        for state, was_paused in self._held:
+            if self._work.positions.states.get(state.place) is state:
+                state.is_paused = was_paused
+                state.rewind()  # as its present page was dropped
+                places.remove(state.place)
+        self._work.membership.give_up(places)  # these were forgotten
+        self._held = []
+        self._work.refresh()
 
     def _forget(self, places: Iterable[Place]) -> None:
         places = list(places)
@@ -641,11 +718,11 @@ class ConsumerBase(Generic[K, V]):
         if self._last_batch and self._last_batch[-1] is last:
             batch = self._last_batch
         self._settle()
-        self._last, self._page, self._records = None, None, iter(())
         for record in reversed(batch):
             state = self._work.positions.states.get((record.topic, record.partition))
             if state is not None and state.position is not None:
                 state.take_back(record.offset)
+        self._last, self._page, self._records = None, None, iter(())
 
     # assignment
 
@@ -693,25 +770,44 @@ class ConsumerBase(Generic[K, V]):
                 yield from self._final_commit_steps(None, until_s)
             yield RunSteps(work.drain_commits(until_s))
             self._forget(list(work.positions.states))
+            yield RunSteps(self._leave_group(end_s))
             return
+        self._note_membership()
         owned = sorted(member.owned)
-        is_member = member.epoch is not None
-        ending = self._revoke_steps(owned, until_s) if is_member else self._lose_steps()
+        ending = self._lose_steps() if member.epoch is None else self._revoke_steps(owned, until_s)
         error = (yield from _error_of(ending)) if owned else None
-        is_member, member_id = member.epoch is not None or work.is_joining, member.member_id
-        member.subscribe(None)
-        member.leave()
         self._forget(list(work.positions.states))
+        self._note_membership()
+        member.leave()
+        member.subscribe(None)
         self._commit_due_s = math.inf
         work.end_membership()
-        if is_member:
-            left_s = max(min(LEAVE_S, end_s - self._now_s()), ATTEMPT_LEAST_S)
-            try:
-                yield RunSteps(work.leave(member_id, retry_s=left_s))
-            except QuorumlogError as failure:
-                work.report(failure)  # the session ends by itself
+        yield RunSteps(self._leave_group(end_s))
         if error is not None:
             raise error
+
+    def _note_membership(self) -> None:
+        """Note that the group is to be left, even if an interrupt ends the present call."""
+        if self._work.membership.epoch is not None or self._work.is_joining:
+            self._to_leave = self._work.membership.member_id
+
+    def _note_end(self) -> None:
+        """Refuse all further use; if the group was not left, the next `close` leaves it."""
+        if self._work.membership.epoch is not None:
+            self._note_membership()
+        self._context.close()
+        self._due_s = 0.0
+
+    def _leave_group(self, end_s: float) -> Steps[None]:
+        """Leave the group if that is due; at ``end_s``, give it up."""
+        if self._to_leave is None:
+            return
+        left_s = max(min(LEAVE_S, end_s - self._now_s()), ATTEMPT_LEAST_S)
+        try:
+            yield from self._work.leave(self._to_leave, retry_s=left_s)
+        except QuorumlogError as failure:
+            self._work.report(failure)  # the session ends by itself
+        self._to_leave = None
 
     def _assign_steps(self, partitions: Iterable[TopicPartition]) -> UserSteps[None]:
         states = [self._new_state(one) for one in partitions]
@@ -724,7 +820,7 @@ class ConsumerBase(Generic[K, V]):
         self._work.refresh()
 
     def _new_state(self, one: TopicPartition) -> PartitionState:
-        position, start = _place_of(one, one.offset)
+        position, start = place_to_begin(one, one.offset)
         if position is None and start is None and self._config.group_id is None:
             start = self._work.positions.start_of_reset()
         return PartitionState(one.topic, one.partition, position, start)
@@ -742,7 +838,7 @@ class ConsumerBase(Generic[K, V]):
             msg = f"seek to {one!r}: expected an offset"
             raise ConfigError(msg)
         state = self._state(one)
-        position, start = _place_of(one, place)
+        position, start = place_to_begin(one, place)
         self._drop_page([state.place])
         state.move(position, start)
         self._work.refresh()
@@ -766,7 +862,10 @@ class ConsumerBase(Generic[K, V]):
         seconds = self._config.api_timeout_ms / MS if timeout_s is None else timeout_s
         for one in partitions:
             state = self._state(one)
-            yield WaitUntil(partial(_is_resolved, state), seconds)
+            until_s = self._now_s() + seconds
+            while not _is_resolved(state) and (left_s := until_s - self._now_s()) > 0:
+                self._take_wakeup()
+                yield WaitUntil(partial(self._has_position, state), min(left_s, WAIT_SLICE_S))
             if state.error is not None and state.position is None:
                 raise state.error
             at = state.position
@@ -775,6 +874,9 @@ class ConsumerBase(Generic[K, V]):
                 raise QuorumlogError(msg)
             found.append(TopicPartition(one.topic, one.partition, at.offset, leader_epoch=at.epoch))
         return found
+
+    def _has_position(self, state: PartitionState) -> bool:
+        return (self._is_woken and not self._is_closing) or _is_resolved(state)
 
     # questions to the cluster
 
@@ -830,9 +932,9 @@ class ConsumerBase(Generic[K, V]):
 
     # the end
 
-    def _close_steps(self, *, has_failed: bool) -> UserSteps[None]:
+    def _close_steps(self) -> UserSteps[None]:
         """End everything; then raise what a callback raised."""
-        if has_failed:
+        if self._has_failed:
             self._rewind_last_call()
         timeout_s = math.inf if self._close_timeout_s is None else self._close_timeout_s
         self._close_until_s = self._now_s() + timeout_s
@@ -890,27 +992,3 @@ def _error_of(steps: UserSteps[None]) -> UserSteps[BaseException | None]:
 
 def _is_resolved(state: PartitionState) -> bool:
     return state.position is not None or state.error is not None
-
-
-def _place_of(one: TopicPartition, offset: int | None) -> tuple[LogPosition | None, int | None]:
-    """Return a position, or an end of the log to look up."""
-    if offset in {None, OFFSET_BEGINNING, OFFSET_END}:
-        return None, offset
-    assert offset is not None
-    if offset < 0:
-        msg = f"{one!r}: expected an offset of 0 or more, OFFSET_BEGINNING or OFFSET_END"
-        raise ConfigError(msg)
-    return LogPosition(offset, one.leader_epoch), None
-
-
-def _unreadable_error(record: AnyRecord) -> UnreadableRecordError:
-    halves = " and ".join(record.unreadable)
-    place = TopicPartition(record.topic, record.partition, record.offset)
-    text = f"{halves} of {record.topic}-{record.partition} at {record.offset} can't be decoded"
-    return UnreadableRecordError(
-        text,
-        place=place,
-        following=TopicPartition(record.topic, record.partition, record.offset + 1),
-        key=record.key if isinstance(record.key, bytes) else None,
-        value=record.value if isinstance(record.value, bytes) else None,
-    )

@@ -171,6 +171,11 @@ class ConsumerMembership:
         self._takes += 1
         self._takings.update(dict.fromkeys(places, self._takes))
 
+    def take_back(self, places: Iterable[Place]) -> None:
+        """Own these not yet: they are added again."""
+        for place in places:
+            self._takings.pop(place, None)
+
     def take_loss(self) -> list[Place]:
         """Return what was owned when the member was removed, and own nothing."""
         lost = sorted(self.owned)

@@ -18,10 +18,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import orjson
 
-from http_api.client.client_errors import ProtocolError
+from http_api.client.client_errors import ProtocolError, UnreadableRecordError
 from http_api.client.sdk.consumer_settings import AS_STORED
 from http_api.client.sdk.part_joining import is_part
-from http_api.client.sdk.record_types import Record
+from http_api.client.sdk.record_types import Record, TopicPartition
 
 Deserializer = Callable[[bytes], Any]
 _CREATE: Final = "create"
@@ -295,3 +295,17 @@ def _headers(rows: list[dict[str, str | None]]) -> list[tuple[str, bytes | None]
         value = row.get("value")
         found.append((row.get("key") or "", None if value is None else binascii.a2b_base64(value)))
     return found
+
+
+def unreadable_error(record: Record[Any, Any]) -> UnreadableRecordError:
+    """Return the error of a record that can't be decoded."""
+    halves = " and ".join(record.unreadable)
+    place = TopicPartition(record.topic, record.partition, record.offset)
+    text = f"{halves} of {record.topic}-{record.partition} at {record.offset} can't be decoded"
+    return UnreadableRecordError(
+        text,
+        place=place,
+        following=TopicPartition(record.topic, record.partition, record.offset + 1),
+        key=record.key if isinstance(record.key, bytes) else None,
+        value=record.value if isinstance(record.value, bytes) else None,
+    )

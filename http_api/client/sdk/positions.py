@@ -19,6 +19,7 @@ from typing import Final
 from http_api.client.calls import Place
 from http_api.client.client_errors import (
     ApiError,
+    ConfigError,
     LogTruncatedError,
     OffsetOutOfRangeError,
     QuorumlogError,
@@ -442,3 +443,16 @@ def refusal_error(refusal: PollRefusal) -> ApiError:
 def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
     """Return places as sorted `TopicPartition`s."""
     return [TopicPartition(topic, partition) for topic, partition in sorted(places)]
+
+
+def place_to_begin(
+    one: TopicPartition, offset: int | None
+) -> tuple[LogPosition | None, int | None]:
+    """Return a position, or an end of the log to look up."""
+    if offset in {None, OFFSET_BEGINNING, OFFSET_END}:
+        return None, offset
+    assert offset is not None
+    if offset < 0:
+        msg = f"{one!r}: expected an offset of 0 or more, OFFSET_BEGINNING or OFFSET_END"
+        raise ConfigError(msg)
+    return LogPosition(offset, one.leader_epoch), None

@@ -29,7 +29,7 @@ from http_api.contract.transaction_headers import (
     ATTEMPT,
     ATTEMPT_ID,
     CHUNK,
-    CHUNKS_MAX,
+    CHUNK_MAX,
     EPOCH_MAX,
     IDEMPOTENCY_KEY,
     KEY,
@@ -164,8 +164,11 @@ TRANSACTION_HEADERS: Final = (
     ),
     IntegerParameter(
         CHUNK,
-        maximum=CHUNKS_MAX - 1,
-        description="Number of this chunk in its attempt: 0, 1, 2 and so on, in any order.",
+        maximum=CHUNK_MAX,
+        description=(
+            "Number of this chunk in its attempt: 0, 1, 2 and so on, in any order, below "
+            "`transaction.max.chunks`."
+        ),
         example=0,
     ),
 )

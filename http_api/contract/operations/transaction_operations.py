@@ -41,7 +41,7 @@ from http_api.contract.operations.shared import (
 )
 from http_api.contract.transaction_headers import (
     ATTEMPT_ID,
-    CHUNKS_MAX,
+    CHUNK_MAX,
     EPOCH_MAX,
     IDEMPOTENCY_KEY,
     KEY,
@@ -175,7 +175,7 @@ _ATTEMPTS: Final[dict[str, Any]] = {
         "type": "object",
         "properties": {
             "attempt_id": {"type": "string", "pattern": f"^{ATTEMPT_ID.pattern}$"},
-            "chunks": _COUNT | {"maximum": CHUNKS_MAX},
+            "chunks": _COUNT | {"maximum": CHUNK_MAX + 1},
             "rows": _COUNT,
         },
         "required": ["attempt_id", "chunks", "rows"],

@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 
-from tests.support import deletion_world, group_simulation
+from tests.support import deletion_world, group_simulation, home_world
 from tests.support.damage_world import BrokenError, DamageWorld
 from tests.support.metadata_invariants import InvariantError
 from tests.support.metadata_sim_story import Length, tell
@@ -28,7 +28,7 @@ Judge = Callable[[int], str | None]
 """Run a seed; return the name of the check that it breaks, None if it breaks none."""
 
 METADATA, REPLICATION, DELETION, DAMAGE = "metadata", "replication", "deletion", "damage"
-GROUPS = "groups"
+GROUPS, HOMES = "groups", "homes"
 LOST = ("L2", "L3", "L4", "L7", "L10")
 """Something that was seen or acknowledged is not there, on one replica or another."""
 
@@ -96,6 +96,11 @@ def group_fault(name: str, *caught_by: str, first: int = 0) -> Callable[[Plant],
     return partial(_register, GROUPS, name, caught_by, _judge_groups, first)
 
 
+def home_fault(name: str, *caught_by: str, first: int = 0) -> Callable[[Plant], Plant]:
+    """Register a fault of the decisions of a transactional home (``home_world``)."""
+    return partial(_register, HOMES, name, caught_by, _judge_homes, first)
+
+
 def _register(
     world: str, name: str, caught_by: tuple[str, ...], judge: Judge, first: int, plant: Plant
 ) -> Plant:
@@ -132,6 +137,14 @@ def _judge_damage(seed: int) -> str | None:
         DamageWorld(seed).tell()
     except BrokenError as error:
         return error.promise
+    return None
+
+
+def _judge_homes(seed: int) -> str | None:
+    try:
+        home_world.run(seed)
+    except home_world.HomeViolation as violation:
+        return violation.check
     return None
 
 

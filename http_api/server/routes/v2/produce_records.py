@@ -139,6 +139,7 @@ class ProduceRoutes:
         claim = claim_of(request.headers)
         way = transactional_write(
             request,
+            self._apis,
             acks=options.acks,
             timeout_ms=options.timeout_ms,
             with_rows=options.receipts is not AnswerForm.RANGES,
@@ -149,7 +150,7 @@ class ProduceRoutes:
             raise _no_schemas(await read_body(request, self._limits.max_body_bytes), embedded)
         key_format = stored_as if options.key_format is None else options.key_format
         value_format = stored_as if options.value_format is None else options.value_format
-        body = await read_body(request, *body_limit(way, self._limits))
+        body = await read_body(request, *body_limit(way, self._apis, self._limits))
         produce = ProduceRequest(
             topic=topic,
             records=read_records(body, key_format, value_format, self._limits, partition),

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from broker.server.requests import ACKS_ALL, RecordResult
 from broker.server.transaction_apis import (
-    CHUNK_BYTES_MAX,
-    INLINE_BYTES_MAX,
     TRANSACTION_TIMEOUT_MS_MAX,
     CommitRequest,
     StageRequest,
@@ -37,6 +35,7 @@ from http_api.contract.transaction_headers import (
     KEY_PREFIX,
     STAGING_HEADERS,
     Staging,
+    check_chunk,
     key_of,
     refuse_headers,
     staging_of,
@@ -73,7 +72,7 @@ TransactionalWrite = KeyedWrite | Staging
 
 
 def transactional_write(
-    request: web.Request, *, acks: int, timeout_ms: int, with_rows: bool
+    request: web.Request, apis: BrokerApis, *, acks: int, timeout_ms: int, with_rows: bool
 ) -> TransactionalWrite | None:
     """Return the way of a produce that is part of a transaction, None of any other.
 
@@ -93,6 +92,7 @@ def transactional_write(
         refuse_headers(request.headers, PRODUCER_HEADERS, why)
         if not with_rows:
             raise bad_parameter("receipts", "range", "all: staged rows have no offsets")
+        check_chunk(staging, apis.transactions.limits.chunks)
         way = staging
     else:
         return None
@@ -119,27 +119,27 @@ def refuse_transactional(headers: Mapping[str, str], path: str) -> None:
 
 
 def body_limit(
-    way: TransactionalWrite | None, limits: BrokerLimits
+    way: TransactionalWrite | None, apis: BrokerApis, limits: BrokerLimits
 ) -> tuple[int, Callable[[int], RestError]]:
     """Return the most bytes of a produce's body, and the function that makes its 413."""
+    most = limits.max_body_bytes
     match way:
-        case KeyedWrite() if limits.max_body_bytes > INLINE_BYTES_MAX:
-            return INLINE_BYTES_MAX, too_large_inline
-        case Staging() if limits.max_body_bytes > CHUNK_BYTES_MAX:
-            return CHUNK_BYTES_MAX, _chunk_too_large
+        case KeyedWrite() if apis.transactions.limits.inline_bytes < most:
+            return apis.transactions.limits.inline_bytes, too_large_inline
+        case Staging() if apis.transactions.limits.chunk_bytes < most:
+            return apis.transactions.limits.chunk_bytes, _chunk_too_large
         case _:
-            return limits.max_body_bytes, too_large
+            return most, too_large
 
 
 def too_large_inline(limit: int) -> RestError:
-    """Return the 413 of a body with more rows than one request may commit."""
+    """Return the 413 of more rows than one request may commit."""
     return RestError(
         413,
         RestCode.TOO_LARGE,
-        f"the request body is over {limit} bytes: at most transaction.inline.max.bytes="
-        f"{INLINE_BYTES_MAX} of records are committed in one request. Stage more, chunk by chunk, "
-        "with POST /topics/{topic_name} and the header Quorumlog-Transaction, and name them in "
-        "'attempts' of the commit",
+        f"the request holds more than transaction.inline.max.bytes={limit} of records, the most "
+        "that one request commits. Stage more, chunk by chunk, with POST /topics/{topic_name} and "
+        "the header Quorumlog-Transaction, and name them in 'attempts' of the commit",
     )
 
 
@@ -150,11 +150,8 @@ def _chunk_too_large(limit: int) -> RestError:
 
 def digest_of(parts: Iterable[bytes]) -> str:
     """Return the digest of some texts in their order: what a repeat must bring again (rule S7)."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.hexdigest()
+    sized = b"".join([len(part).to_bytes(8, "big") + part for part in parts])
+    return hashlib.sha256(sized).hexdigest()
 
 
 async def commit_produce(

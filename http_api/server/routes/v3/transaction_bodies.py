@@ -15,14 +15,13 @@ import msgspec
 
 from broker.log.leader_epoch_cache import NO_EPOCH
 from broker.record.batch import RecordFormat
-from broker.server.transaction_apis import INLINE_BYTES_MAX, PARTITIONS_MAX, TopicRows
+from broker.server.transaction_apis import TopicRows
 from broker.transactions.messages import EXPECTED_NONE, AttemptNamed, OffsetMove
 from http_api.contract.errors import RestCode, RestError, excerpt
 from http_api.contract.operations.transaction_operations import OFFSETS_MAX, RUN_ID_CHARS_MAX
 from http_api.contract.transaction_headers import (
     ATTEMPT_EXPECTED,
     ATTEMPT_ID,
-    CHUNKS_MAX,
     EPOCH_MAX,
     NUMBER_MAX,
 )
@@ -33,14 +32,15 @@ from http_api.server.routes.v2.transactional_produce import digest_of, too_large
 from raft_metadata.common.ids import InstanceId, PartitionId, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from broker.config import BrokerLimits
+    from broker.server.transaction_apis import TransactionLimits
 
 T = TypeVar("T")
 
-BODY_BYTES_MAX: Final = INLINE_BYTES_MAX + 4_194_304
-"""Largest body: inline rows, and `OFFSETS_MAX` offsets with the longest names."""
+BESIDE_ROWS_BYTES_MAX: Final = 4_194_304
+"""Bytes of a body beside its rows: `OFFSETS_MAX` offsets with the longest names."""
 _NULL: Final = b"null"
 _FORMATS: Final = {"json": RecordFormat.JSON, "binary": RecordFormat.BINARY}
 
@@ -105,23 +105,23 @@ class CommitBody:
     input: str | None = None
 
 
-def read_commit(body: bytes, limits: BrokerLimits, *, of_an_id: bool) -> CommitBody:
+def read_commit(
+    body: bytes, limits: BrokerLimits, most: TransactionLimits, *, of_an_id: bool
+) -> CommitBody:
     """Return the commit in a body; ``of_an_id``: not a one-shot, so it may name a position.
 
     Raises:
         RestError: 400 not JSON or of the wrong shape, 400/40002 a value out of its range, 413 over
             a limit, 422 wrong fields of a record.
     """
-    fields = _decoded(body, _Commit if of_an_id else _Content)
+    fields = _decoded(body, _decode_commit if of_an_id else _decode_content)
     texts = [_text(raw) for raw in (fields.topics, fields.attempts, fields.offsets)]
     topics, attempts, offsets = texts
     if topics and attempts:
         raise _bad("'topics' and 'attempts' are both given: expected one of them")
-    if len(topics) > INLINE_BYTES_MAX:
-        raise too_large_inline(INLINE_BYTES_MAX)
     found = CommitBody(
-        topics=_topics(topics, limits),
-        attempts=_attempts(attempts),
+        topics=_topics(topics, limits, most),
+        attempts=_attempts(attempts, most.chunks),
         offsets=_offsets(offsets),
         member_id=_member(fields),
         member_epoch=_within("member_epoch", fields.member_epoch, 0, INT32_MAX),
@@ -140,12 +140,19 @@ def read_commit(body: bytes, limits: BrokerLimits, *, of_an_id: bool) -> CommitB
     )
 
 
-def _decoded(body: bytes, kind: type[T], where: str = "") -> T:
+_decode_content = msgspec.json.Decoder(_Content).decode
+_decode_commit = msgspec.json.Decoder(_Commit).decode
+_decode_topics = msgspec.json.Decoder(list[_Topic]).decode
+_decode_attempts = msgspec.json.Decoder(list[_Attempt]).decode
+_decode_offsets = msgspec.json.Decoder(list[_Offset]).decode
+
+
+def _decoded(body: bytes, decode: Callable[[bytes], T], where: str = "") -> T:
     """Return a JSON text decoded; ``where`` is the field of the body that it stands in."""
     try:
         if not body.isascii():
             body.decode()
-        return msgspec.json.decode(body, type=kind)
+        return decode(body)
     except UnicodeDecodeError as error:
         text = f"the body is not UTF-8 at byte {error.start}"
     except RecursionError:
@@ -166,20 +173,23 @@ def _text(raw: msgspec.Raw) -> bytes:
     return b"" if text == _NULL else text
 
 
-def _topics(text: bytes, limits: BrokerLimits) -> tuple[TopicRows, ...]:
+def _topics(text: bytes, limits: BrokerLimits, most: TransactionLimits) -> tuple[TopicRows, ...]:
     if not text:
         return ()
-    topics = _decoded(text, list[_Topic], "topics")
+    topics = _decoded(text, _decode_topics, "topics")
     _check_some("topics", topics)
-    if len(topics) > PARTITIONS_MAX:
+    if len(topics) > most.partitions:
         raise _bad(
-            f"'topics' has {len(topics)} entries: expected at most {PARTITIONS_MAX} partitions "
+            f"'topics' has {len(topics)} entries: expected at most {most.partitions} partitions "
             "(transaction.max.partitions)"
         )
+    if sum(len(bytes(topic.records)) for topic in topics) > most.inline_bytes:
+        raise too_large_inline(most.inline_bytes)
     found = tuple(_rows(index, topic, limits) for index, topic in enumerate(topics))
-    count, most = sum(len(one.records) for one in found), limits.max_records_per_request
-    if count > most:
-        text_ = f"the body holds {count} records, max_records_per_request is {most}; stage them"
+    count = sum(len(one.records) for one in found)
+    if count > limits.max_records_per_request:
+        allowed = f"max_records_per_request is {limits.max_records_per_request}"
+        text_ = f"the body holds {count} records, {allowed}; stage them"
         raise RestError(413, RestCode.TOO_LARGE, text_)
     return found
 
@@ -199,10 +209,10 @@ def _rows(index: int, topic: _Topic, limits: BrokerLimits) -> TopicRows:
     return TopicRows(topic=TopicName(name), records=records, key_format=form, value_format=form)
 
 
-def _attempts(text: bytes) -> tuple[AttemptNamed, ...]:
+def _attempts(text: bytes, chunks_max: int) -> tuple[AttemptNamed, ...]:
     if not text:
         return ()
-    attempts = _decoded(text, list[_Attempt], "attempts")
+    attempts = _decoded(text, _decode_attempts, "attempts")
     _check_some("attempts", attempts)
     seen: set[str] = set()
     chunks = 0
@@ -220,9 +230,9 @@ def _attempts(text: bytes) -> tuple[AttemptNamed, ...]:
             text_ = f"expected at least one for each of its {one.chunks} chunks"
             raise _bad(f"'{where}.rows' is {one.rows}: {text_}")
         chunks += one.chunks
-    if chunks > CHUNKS_MAX:
+    if chunks > chunks_max:
         raise _bad(
-            f"'attempts' has {chunks} chunks: expected at most {CHUNKS_MAX} "
+            f"'attempts' has {chunks} chunks: expected at most {chunks_max} "
             "(transaction.max.chunks)"
         )
     return tuple(AttemptNamed(one.attempt_id, one.chunks, one.rows) for one in attempts)
@@ -231,7 +241,7 @@ def _attempts(text: bytes) -> tuple[AttemptNamed, ...]:
 def _offsets(text: bytes) -> tuple[OffsetMove, ...]:
     if not text:
         return ()
-    offsets = _decoded(text, list[_Offset], "offsets")
+    offsets = _decoded(text, _decode_offsets, "offsets")
     if len(offsets) > OFFSETS_MAX:
         said = f"the body holds {len(offsets)} offsets, at most {OFFSETS_MAX} are taken"
         raise RestError(413, RestCode.TOO_LARGE, said)

@@ -64,7 +64,7 @@ from http_api.server.routes.v2.transactional_produce import too_large_inline
 from http_api.server.routes.v3.clusters import V3Handler, V3Routes
 from http_api.server.routes.v3.consumer_groups import parse_group_id
 from http_api.server.routes.v3.transaction_bodies import (
-    BODY_BYTES_MAX,
+    BESIDE_ROWS_BYTES_MAX,
     CommitBody,
     read_commit,
 )
@@ -141,9 +141,13 @@ class TransactionRoutes(V3Routes):
         content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
         if essence(content_type) != JSON:
             raise unsupported_media_type(content_type, JSON)
-        limit = min(self._limits.max_body_bytes, BODY_BYTES_MAX)
-        body = await read_body(request, limit, too_large_inline)
-        return read_commit(body, self._limits, of_an_id=of_an_id)
+        most = self._apis.transactions.limits
+        limit = most.inline_bytes + BESIDE_ROWS_BYTES_MAX
+        if limit < self._limits.max_body_bytes:
+            body = await read_body(request, limit, lambda _: too_large_inline(most.inline_bytes))
+        else:
+            body = await read_body(request, self._limits.max_body_bytes)
+        return read_commit(body, self._limits, most, of_an_id=of_an_id)
 
     async def _commit(
         self, id_: TransactionalId, position: Position, body: CommitBody, timeout_ms: int
