@@ -376,6 +376,21 @@ def test_rule_s10_an_open_decision_takes_the_new_place_of_a_moved_chunk() -> Non
     """)
 
 
+def test_rule_s10_a_chunk_of_several_targets_is_moved_as_a_whole() -> None:
+    """It has a record for each target; the stage names the first."""
+    check("""
+        commit n #1 A a2@6 b1@7 a1@8 -> decided \
+            | txn n 0.1 committing A run=r1 a:0+2@6 b:0+1@7 a:2+1@8, next a 3, next b 1
+        ask n #1 @6 records=2        -> stays
+        ask n #1 @5 records=2        -> stays
+        ask n #1 @4 records=2        -> may go
+        ask n #1 @9 records=2        -> may go
+        ask n #1 @6 records=2 copy=@20 -> may go \
+            | txn n 0.1 committing A run=r1 a:0+2@20 b:0+1@21 a:2+1@8
+        ask n #2 @30 records=3 aged  -> may go | horizon 33
+    """)
+
+
 def test_rule_s10_a_moved_chunk_of_an_undecided_position_raises_the_horizon() -> None:
     """A commit that was told the old place is decided by the new one only."""
     check("""

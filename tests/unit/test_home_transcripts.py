@@ -440,7 +440,7 @@ def test_so_many_decisions_are_open_at_most() -> None:
 
 
 def test_so_many_bytes_are_open_at_most() -> None:
-    turns = HomeTurns(limits=HomeLimits(committing_bytes_max=30))
+    turns = HomeTurns(limits=HomeLimits(committing_bytes_max=19))
     check(
         """
         commit m #0 A a2    -> decided | txn m 0.0 committing A run=r1 a:0+2, next a 2
