@@ -345,6 +345,7 @@ def test_rule_s10_a_chunk_of_an_undecided_position_stays_until_it_is_aged() -> N
         ask key:k - @8    -> stays
         ask p 1.0 @6 aged -> may go | horizon 7
         ask p 1.0 @6      -> may go
+        ask p 1.0 @7      -> stays
     """)
 
 
