@@ -153,6 +153,9 @@ class RoutedBrokerApis:
             random_bytes,
         )  # fmt: skip
         self._deletion = RecordDeletion(config.broker_id, self.router, trimming, clock)
+        self.row_targets = RowTargets(
+            loader, self._topics, self._configs, lifecycle.controller_clock.wall_ms
+        )
         self.home_image = HomeImage(config, loader, self._topics)
         self.coordinators = make_coordinators(self)
         self.coordinator = self.coordinators.groups
@@ -160,11 +163,9 @@ class RoutedBrokerApis:
             config, self.router, self._reads, self.coordinator, loader, self._topics,
             self.internal_topics, clock, random_bytes,
         )  # fmt: skip
-        stamps = lifecycle.controller_clock
-        rows = RowTargets(loader, self._topics, self._configs, stamps.wall_ms)
         self._transactions = TransactionRequests(
-            config, self.router, self.coordinators, loader, self.internal_topics, rows,
-            self._keyless, clock,
+            config, self.router, self.coordinators, loader, self.internal_topics,
+            self.row_targets, self._keyless, clock,
         )  # fmt: skip
 
     def observe_drains(self, image: MetadataImage) -> None:

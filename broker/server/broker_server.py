@@ -28,6 +28,7 @@ from broker.server.broker_apis import RoutedBrokerApis
 from broker.server.coordinator_ports import BrokerDataReader, ReplicaShardLog
 from broker.server.debug_state import BrokerDebugState
 from broker.server.fetch import FollowerReads
+from broker.server.home_words import HomeWords
 from broker.server.lifecycle import (
     PROGRESS_MS,
     DiskStallWatch,
@@ -39,6 +40,8 @@ from broker.server.local_partitions import LocalPartitions
 from broker.server.local_polls import LocalPolls
 from broker.server.metadata_loader import MetadataLoader
 from broker.server.peer_requests import PeerRequests
+from broker.server.stage_leader import StagePorts
+from broker.server.stages import StageRequests, Stages, home_of_chunk, stage_settings
 from broker.server.transaction_ports import Targets
 from broker.server.transactions import Coordinators
 from broker.server.unclean import (
@@ -63,7 +66,6 @@ from raft_metadata.common.configs.table import (
     TRANSACTIONAL_ID_EXPIRATION_MS,
     TRANSACTIONAL_IDS_MAX,
 )
-from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     IncarnationId,
     LeaderEpoch,
@@ -75,6 +77,7 @@ from raft_metadata.image.metadata_image import cluster_layers
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel, PeerChannel
+    from broker.transactions.stage_messages import StatusQuestion, Word
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.configs.layers import ConfigLayers
     from raft_metadata.common.faults import FaultHandler
@@ -152,6 +155,8 @@ class BrokerServer:
             self.manager,
             self._loader,
             self._coordinators,
+            self._stages,
+            self._home_words,
             self.apis.local_facts,
             follower_reads,
             polls,
@@ -191,8 +196,12 @@ class BrokerServer:
         def make_log(where: TopicIdPartition, epoch: LeaderEpoch) -> ReplicaShardLog:
             return ReplicaShardLog(local, where, epoch)
 
-        stages = NoStages()
         stamps = self._lifecycle.controller_clock
+        self._stages = Stages(self._stage_ports(local), self.manager.led_epoch)
+        stages = StageRequests(
+            config, apis.router, self._stages, self._loader, apis.internal_topics,
+            apis.row_targets, self.manager, clock,
+        )  # fmt: skip
         appends = UnitAppends(config, local, self.manager, stamps, self._lifecycle.check_proof)
         targets = Targets(config, self._loader, apis.router, local, appends, stages, clock)
         homes = HomeFactory(
@@ -226,8 +235,27 @@ class BrokerServer:
             clock,
             is_clock_trusted=self._is_clock_trusted,
         )
-        return Coordinators(
+        coordinators = Coordinators(
             groups, transactions, homes, targets, stages, lambda: self._loader.image
+        )
+        self._home_words = HomeWords(config, self._loader, apis.router, coordinators, clock)
+        return coordinators
+
+    async def _ask_home(self, question: StatusQuestion) -> Word:
+        return await self._home_words.ask(question)
+
+    def _stage_ports(self, local: LocalPartitions) -> StagePorts:
+        config, static = self._config, self._config.static()
+        return StagePorts(
+            local=local,
+            trimming=self.trimming,
+            clock=self._lifecycle.controller_clock,
+            proof=self._lifecycle,
+            ask_home=self._ask_home,
+            home_of=lambda id_: home_of_chunk(id_, self._loader.image),
+            settings=lambda: stage_settings(cluster_layers(self._loader.image, static)),
+            is_clock_trusted=self._is_clock_trusted,
+            clock_error_max_ms=config.timeouts.clock_difference_max_ms,
         )
 
     def _is_clock_trusted(self) -> bool:
@@ -259,6 +287,7 @@ class BrokerServer:
         self._page_cached.followed()
         self._coordinators.groups.on_metadata_update(image)
         self._coordinators.transactions.on_metadata_update(image)
+        self._stages.on_metadata_update(image)
         if not self._settled.is_set() and self._lifecycle.is_settled:
             note_boot(self._config.data_dir, present_boot_id())
             self._cache_is_kept = True  # earlier losses are recorded, and there are no later ones
@@ -294,6 +323,7 @@ class BrokerServer:
             tasks.create_task(self._coordinators.homes.run(), name="transaction-targets")
             tasks.create_task(self._coordinators.groups.run(), name="group-coordinator")
             tasks.create_task(self._coordinators.transactions.run(), name="transactions")
+            tasks.create_task(self._stages.run(), name="stages")
             tasks.create_task(self.apis.forwarded.run(), name="forwarded-produces")
             await self._settled.wait()
             tasks.create_task(self._page_cached.run(), name="page-cache-topics")
@@ -321,13 +351,6 @@ class BrokerServer:
             replica.wake_fetches()
         self.manager.events.close()
         self.logs.close(self._lifecycle.broker_epoch)
-
-
-class NoStages:
-    async def parts(self, *_):
-        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "no stages")
-
-    rows_of = stage = parts
 
 
 def _group_configs(layers: ConfigLayers) -> GroupConfigs:

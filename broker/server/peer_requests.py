@@ -32,6 +32,7 @@ from broker.transactions.home_messages import (
     encode_apply_answer,
     encode_home_answer,
 )
+from broker.transactions.stage_messages import decode_status, encode_word
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, MetadataOffset, PartitionId
 
@@ -43,10 +44,12 @@ if TYPE_CHECKING:
     from broker.replication.log_start_manager import LogTrimming
     from broker.replication.replica_manager import ReplicaManager
     from broker.server.fetch import FollowerReads
+    from broker.server.home_words import HomeWords
     from broker.server.local_partitions import LocalPartitions
     from broker.server.local_polls import LocalPolls
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.requests import OwnFacts
+    from broker.server.stages import Stages
     from broker.server.transactions import Coordinators
 
 
@@ -56,12 +59,14 @@ class PeerRequests:
     Owned by the `BrokerServer`, on its loop. Stateless.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 the parts of a broker
         self,
         local: LocalPartitions,
         manager: ReplicaManager,
         loader: MetadataLoader,
         coordinators: Coordinators,
+        stages: Stages,
+        home_words: HomeWords,
         own_facts: Callable[[], OwnFacts],
         follower_reads: FollowerReads,
         polls: LocalPolls,
@@ -73,6 +78,8 @@ class PeerRequests:
         self._trimming = trimming
         self._coordinator = coordinators.groups
         self._homes = coordinators
+        self._stages = stages
+        self._home_words = home_words
         self._local = local
         self._manager = manager
         self._loader = loader
@@ -110,6 +117,11 @@ class PeerRequests:
                 return group_messages.encode_answer(tuple(groups))
             case Kind.TXN | Kind.APPLY | Kind.LIST_TXNS | Kind.LIST_GROUP_TXNS:
                 return await self._of_transactions(kind, body, timeout_ms)
+            case Kind.STAGE | Kind.REFS | Kind.READ_STAGED | Kind.LIST_STAGED:
+                return join_body(*await self._stages.answer(kind, head, payload))
+            case Kind.STATUS:
+                word = await self._home_words.answer(decode_status(head))
+                return join_body(*encode_word(word))
             case Kind.PROGRESS:
                 return self._progress(head)
             case Kind.OWN_FACTS:

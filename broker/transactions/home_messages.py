@@ -103,14 +103,15 @@ def encode_home_request(request: HomeRequest[Any]) -> bytes:
     """Return the body of a TXN request between brokers."""
     fields = {name: getattr(request, name) for name in request.__dataclass_fields__}
     rows: Sequence[TargetRows] = fields.pop("inline", ())
-    head = orjson.dumps([type(request).__name__, fields], default=_plain)
+    head = orjson.dumps({"request": [type(request).__name__, fields]}, default=_plain)
     return _join(head, rows)
 
 
 def decode_home_request(body: bytes) -> HomeRequest[Any]:
     """Return the request of a TXN body; raise INVALID_REQUEST, which describes the defect."""
     try:
-        (name, fields), rows = _parted(body)
+        head, rows = _parted(body)
+        name, fields = head["request"]
         cls = _REQUESTS[name]
         if "position" in fields:
             fields["position"] = _position_in(fields["position"])
