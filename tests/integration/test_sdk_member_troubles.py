@@ -502,6 +502,20 @@ def test_requests_that_wait_are_not_cut_short() -> None:
         assert broker.count("heartbeat") <= 2
 
 
+def test_pauses_in_a_loop_send_no_requests() -> None:
+    """The fetch under way goes on for a partition that is paused for a moment."""
+    broker = ScriptedBroker()
+    with member_of(broker) as (consumer, _):
+        wait(lambda: consumer.poll(0.05) is None and broker.count("poll") > 1, "a long wait")
+        before = broker.count("poll")
+        until_s = time.monotonic() + 1.5
+        while time.monotonic() < until_s:
+            consumer.pause([ZERO])
+            consumer.resume([ZERO])
+            assert consumer.poll(0.0) is None
+        assert broker.count("poll") - before <= 2
+
+
 def test_a_heartbeat_without_an_answer_goes_to_another_broker_within_the_session() -> None:
     """A silent broker costs no membership, while another one serves the group."""
     silent, sound = ScriptedBroker(), ScriptedBroker()

@@ -275,6 +275,7 @@ class ConsumerWork:
     def _fetch(self, worker: FetchWorker) -> Steps[None]:
         while not self.shell.is_stopping:
             try:
+                self.positions.make_room()
                 plan = self.positions.plan(worker.broker, self.shell.now_s())
                 if isinstance(plan, FetchPlan):
                     yield from self._fetch_once(worker, plan)
