@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from http_api.client.calls import Answer, Call, Place
+from http_api.client.calls import Place
 from http_api.client.client_errors import WakeupError
-from http_api.client.consumer import offset_at
+from http_api.client.consumer import record_at
 from http_api.client.polling import PolledPage
 from http_api.client.sdk.async_consumer import AsyncConsumer
 from http_api.client.sdk.consumer_base import (
@@ -198,14 +198,8 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         self, place: Place, timestamp_ms: int, timeout: float | None = None
     ) -> tuple[int, int] | None:
         """Return offset and timestamp of the first record at or after a time; None: none is."""
-        request = offset_at(*place, timestamp_ms).request
-        call = Call(request, _first_place)
+        call = record_at(*place, timestamp_ms)
         return await self._ask(self._work.run_call(call, self._retry_s(timeout)))
-
-
-def _first_place(answer: Answer) -> tuple[int, int] | None:
-    records = answer.json()
-    return (int(records[0]["offset"]), int(records[0]["timestamp"])) if records else None
 
 
 def sdk_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
