@@ -430,6 +430,30 @@ def test_a_signal_wakes_a_poll_that_waits() -> None:
             signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_second_close_leaves_after_ctrl_c_in_the_first() -> None:
+    """A real signal, while the broker keeps the request to leave; threads have ended already."""
+    broker = ScriptedBroker(leave=silence)
+    with member_of(broker) as (consumer, _):
+
+        def interrupt() -> None:
+            wait(lambda: broker.count("leave") == 1, "it leaves")
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.close()
+        thread.join(DONE_S)
+        with pytest.raises(ClosedError):
+            consumer.poll(0.0)
+        beats = broker.count("heartbeat")
+        del broker.replies["leave"]
+        consumer.close()
+        assert broker.count("leave") == 2
+        consumer.close()
+        assert (broker.count("leave"), broker.count("heartbeat")) == (2, beats)
+
+
 def test_wakeup_ends_a_commit_that_hangs() -> None:
     """As in Java; whether the commit was made is not known then."""
     broker = ScriptedBroker(commit=silence)
@@ -730,3 +754,22 @@ async def test_an_async_commit_that_hangs_is_woken_and_close_holds_its_time() ->
                 await consumer.commit(offsets=one, timeout=1.0)
         async with asyncio.timeout(3.5):
             await consumer.close(2.0)
+
+
+async def test_a_second_close_of_an_async_consumer_leaves_after_a_cancelled_one() -> None:
+    broker = ScriptedBroker(leave=silence)
+    with broker.serving() as server:
+        consumer: AsyncConsumer[Any, Any] = AsyncConsumer(server.url, group_id="g")
+        await consumer.subscribe(["t"])
+        async with asyncio.timeout(DONE_S):
+            while not consumer.assignment():
+                await consumer.poll(0.05)
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.to_thread(wait, lambda: broker.count("leave") == 1, "it leaves")
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        del broker.replies["leave"]
+        await consumer.close()
+        await consumer.close()
+        assert broker.count("leave") == 2

@@ -28,6 +28,7 @@ from http_api.client.client_errors import (
     FencedError,
     OutcomeUnknownError,
     QuorumlogError,
+    UnreachableError,
 )
 from http_api.client.consumer import ends
 from http_api.client.polling import Polled, PolledPage, PollPosition, poll
@@ -359,7 +360,7 @@ class ConsumerWork:
         steps = steps_of(call, self.context, self.shell.now_s, retry_s)
         try:
             return (yield from changed(steps, check))
-        except (_OverError, OutcomeUnknownError):
+        except (_OverError, OutcomeUnknownError, UnreachableError):
             if is_over():
                 return None
             raise
