@@ -154,7 +154,7 @@ class RoutedBrokerApis:
         )  # fmt: skip
         self._deletion = RecordDeletion(config.broker_id, self.router, trimming, clock)
         self.row_targets = RowTargets(
-            loader, self._topics, self._configs, lifecycle.controller_clock.wall_ms
+            loader, self._topics, self._configs, lambda: lifecycle.controller_clock.wall_ms()
         )
         self.home_image = HomeImage(config, loader, self._topics)
         self.coordinators = make_coordinators(self)
