@@ -88,17 +88,23 @@ class HomeWords:
         if topic is None:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         partition = home_partition(question.id, topic)
-        chunk = ChunkPlaced(
-            id=question.id,
-            is_producer=question.epoch != NO_EPOCHS,
-            at=(question.epoch, question.number),
-            place=StagedPlace(question.partition, question.place),
-            records=question.records,
-            copy=None if question.copy is None else StagedPlace(question.partition, question.copy),
-            is_aged=question.is_aged,
-        )
+        chunk = chunk_placed(question)
         if question.id.group == NO_GROUP:
             is_free = await self._coordinators.transactions.may_go(partition, chunk)
         else:
             is_free = await self._coordinators.groups.may_go(partition, chunk)
         return Word.GONE if is_free else Word.KEEP
+
+
+def chunk_placed(question: StatusQuestion) -> ChunkPlaced:
+    """Return a stage's question as its home judges it."""
+    stage, copy = question.partition, question.copy
+    return ChunkPlaced(
+        id=question.id,
+        is_producer=question.epoch != NO_EPOCHS,
+        at=(question.epoch, question.number),
+        place=StagedPlace(stage, question.place),
+        records=question.records,
+        copy=None if copy is None else StagedPlace(stage, copy),
+        is_aged=question.is_aged,
+    )

@@ -12,6 +12,7 @@ from broker.transactions.chunk_records import (
     chunk_in,
     decode_head,
     encode_chunk,
+    rows_in,
 )
 from broker.transactions.messages import TargetRows, TransactionalId
 from broker.transactions.stage_index import ChunkHome, ChunkPlace, StageIndex
@@ -103,6 +104,10 @@ class StageLog:
             assert head is not None
             index.fold(head, offset, appended_ms)
         return index
+
+    def records_at(self, offset: int) -> bytes:
+        """The rows of the record at an offset."""
+        return rows_in(self.lines[offset - self.start][0]).records
 
     def chunk_at(self, place: ChunkPlace) -> RowsChunk:
         at = place.base - self.start

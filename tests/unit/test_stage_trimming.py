@@ -1,20 +1,17 @@
 """A stage goes by its home's word (rule S10): what is asked, moved and trimmed, and in which order.
 
-The index and the decisions are the product's; log and home are `tests.support.stage_world`. The
-last test lets chance drive both through fail-overs, moves and expiry, and checks that no open
-decision ever loses a row.
+The index and the decisions are the product's; log and home are `tests.support.stage_world`.
+`tests/simulation/test_stage_simulation.py` lets chance drive both.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import orjson
 import pytest
 
-from broker.transactions import stage_messages, stage_trimming
+from broker.transactions import stage_messages
 from broker.transactions.chunk_records import ChunkKey, RowsChunk
 from broker.transactions.messages import AttemptNamed
 from broker.transactions.stage_index import ChunkPlace, StageIndex
@@ -29,8 +26,6 @@ from raft_metadata.common.ids import PartitionId
 from tests.support.stage_world import HOMES, ModelHome, OpenDecision, StageLog, chunk, home_of
 
 STAGE = PartitionId(3)
-SEEDS = 60
-STEPS = 100
 
 
 class World:
@@ -233,194 +228,3 @@ def test_a_home_that_does_not_answer_is_not_asked_again_in_a_round(world: World)
     assert world.questions(trim_round) == []
     assert world.move(trim_round, 0) == []
     assert world.questions() == [question]
-
-
-# ---- chance
-
-
-class Chance(World):
-    """Producers, commits, completions, fail-overs; checks that what is decided is there."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.rng = random.Random(seed)
-        self.contents: dict[ChunkKey, RowsChunk] = {}
-        self.decided: dict[ChunkKey, list[ChunkKey]] = {}
-        """Open decisions: position → chunks, in order."""
-        self.counts: dict[str, int] = dict.fromkeys(("decided", "moved", "expired", "trimmed"), 0)
-        self.numbers: dict[str, int] = {}
-
-    def step(self) -> None:
-        step = self.rng.choice(
-            [self.produce, self.produce, self.end, self.complete, self.ask, self.ask, self.fail]
-        )
-        step()
-        self.now_ms += self.rng.choice([0, 10, 300])
-        if self.rng.random() < 0.7:
-            self.commit()
-        self.check()
-
-    def produce(self) -> None:
-        name = self.rng.choice("abcd")
-        number = self.numbers.get(name, 0)
-        new = chunk(name, self.rng.randrange(3), number=number, targets=self.rng.randint(1, 2))
-        if new.key in self.contents:
-            new = self.contents[new.key]
-        if self.index.find(new.key, new.digest) is None:
-            self.stage(new)
-            self.contents[new.key] = new
-
-    def end(self) -> None:
-        """Commit or abort the present position of an id, as its home does it."""
-        name = self.rng.choice("abcd")
-        number = self.numbers.get(name, 0)
-        key = chunk(name, number=number).key
-        home = self.home(key)
-        last = home.newest.get(key.id)
-        if last is not None and last.sources:
-            return  # the last decision is not complete
-        if self.rng.random() < 0.3:
-            home.decide(key, [])
-            self.numbers[name] = number + 1
-            return
-        keys = [one for one in self.contents if one[:4] == key[:4]]
-        rows = sum(len(self.contents[one].targets) for one in keys)
-        named = AttemptNamed(key.attempt_id, len(keys), rows)
-        found = self.index.refs(key.id, (1, number), named, self.log.high_watermark)
-        offsets = [ref.offset for ref in found.refs]
-        if offsets and self.rng.random() < 0.3:
-            self.ask()  # a move or an expiry comes between
-        if found.refs and home.decide(key, offsets):
-            self.decided[key] = sorted(keys, key=lambda one: one.sequence)
-            self.numbers[name] = number + 1
-            self.counts["decided"] += 1
-            self.check()
-
-    def take(self, trim_round: TrimRound, question: StatusQuestion, word: Word) -> None:
-        place = self.index.places[question.place]
-        key = place.chunk.key
-        last = self.home(key).newest.get(key.id)
-        is_over = last is not None and (key.epoch, key.number) <= last.at
-        is_aged = self.now_ms - place.since_ms > self.max_age_ms
-        if word is Word.GONE and not is_over and not is_aged:
-            assert self.index.is_moved(place), "a living chunk was let go"
-        super().take(trim_round, question, word)
-
-    def complete(self) -> None:
-        if not self.decided:
-            return
-        key = self.rng.choice(list(self.decided))
-        del self.decided[key]
-        self.home(key).newest[key.id].sources = []
-
-    def ask(self) -> None:
-        trim_round = TrimRound()
-        for _ in range(self.rng.randint(1, 4)):
-            before = [home.horizon for home in self.homes]
-            self.wave(trim_round)
-            self.counts["expired"] += before != [home.horizon for home in self.homes]
-            moved = self.move(trim_round, self.rng.choice([0, 1_000]))
-            self.counts["moved"] += len(moved)
-            if self.rng.random() < 0.5:
-                self.commit()
-                trim_round.kept.clear()
-        start = self.log.start
-        self.counts["trimmed"] += self.trim() > start
-
-    def fail(self) -> None:
-        """Another leader, which lacks what was not committed, loads the log."""
-        self.log.cut(max(self.log.high_watermark, self.log.start))
-        for key in [one for one in self.contents if not self.is_in_log(one)]:
-            del self.contents[key]  # never acknowledged, or let go
-        self.index = self.log.load()
-        self.commit()
-
-    def is_in_log(self, key: ChunkKey) -> bool:
-        attempt = self.log.load().attempts.get((key.id, key.attempt_id))
-        return attempt is not None and key.sequence in attempt.chunks
-
-    def check(self) -> None:
-        loaded = self.log.load()
-        for key, chunks in self.decided.items():
-            sources = self.home(key).newest[key.id].sources
-            wanted = [rows.records for one in chunks for rows in self.contents[one].targets]
-            assert min(sources) >= self.log.start, "a decided row was trimmed"
-            assert max(sources) < max(self.log.high_watermark, self.log.start)
-            found = [self.rows_at(loaded, source) for source in sources]
-            assert found == wanted, "a decision names other rows"
-
-    def rows_at(self, index: StageIndex, offset: int) -> bytes:
-        for place in index.places.values():
-            if place.base <= offset < place.end:
-                return self.log.chunk_at(place).targets[offset - place.base].records
-        raise AssertionError(f"nothing at {offset}")
-
-
-def survey(seeds: int) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for seed in range(seeds):
-        world = Chance(seed)
-        for _ in range(STEPS):
-            world.step()
-        drain(world)
-        for name, count in world.counts.items():
-            counts[name] = counts.get(name, 0) + count
-    return counts
-
-
-def drain(world: Chance) -> None:
-    """Complete what is decided, let the rest grow old: the stage is trimmed to its end (T12)."""
-    world.commit()
-    while world.decided:
-        world.complete()
-    world.now_ms += 10 * world.max_age_ms
-    for _ in range(len(world.index.places) + 1):
-        world.ask()
-        world.commit()
-    world.check()
-    assert (world.log.start, world.index.places) == (world.log.end, {})
-
-
-def test_rule_s10_no_decided_row_is_lost_and_nothing_stays_staged() -> None:
-    counts = survey(SEEDS)
-    assert min(counts.values()) > SEEDS, counts
-
-
-Mutant = Callable[[pytest.MonkeyPatch], None]
-
-
-def copy_asked_first(patch: pytest.MonkeyPatch) -> None:
-    def askable(index: StageIndex, attempt: object, high_watermark: int) -> list[ChunkPlace]:
-        living = attempt.living  # type: ignore[attr-defined]
-        found = [index.places[base] for base in reversed(living)]
-        return [place for place in found if place.end <= high_watermark]
-
-    patch.setattr(stage_trimming, "askable", askable)
-
-
-def horizon_overtakes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StageIndex, "first_of_home", lambda _self, _place: True)
-
-
-def move_seen_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StageIndex, "committed_place", lambda _self, chunk, _hw: chunk.places[-1])
-
-
-def trim_by_age(patch: pytest.MonkeyPatch) -> None:
-    honest = log_start_of
-
-    def start(index: StageIndex, high_watermark: int) -> int:
-        return high_watermark if len(index.places) > 4 else honest(index, high_watermark)
-
-    patch.setitem(globals(), "log_start_of", start)
-
-
-@pytest.mark.parametrize(
-    "plant", [copy_asked_first, horizon_overtakes, move_seen_early, trim_by_age]
-)
-def test_rule_s10_chance_finds_each_planted_fault(
-    plant: Mutant, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch)
-    with pytest.raises((AssertionError, KeyError, ValueError)):
-        survey(SEEDS)

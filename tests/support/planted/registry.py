@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 
-from tests.support import deletion_world, group_simulation, home_world
+from tests.support import deletion_world, group_simulation, home_world, stage_simulation
 from tests.support.damage_world import BrokenError, DamageWorld
 from tests.support.metadata_invariants import InvariantError
 from tests.support.metadata_sim_story import Length, tell
@@ -28,7 +28,7 @@ Judge = Callable[[int], str | None]
 """Run a seed; return the name of the check that it breaks, None if it breaks none."""
 
 METADATA, REPLICATION, DELETION, DAMAGE = "metadata", "replication", "deletion", "damage"
-GROUPS, HOMES = "groups", "homes"
+GROUPS, HOMES, STAGES = "groups", "homes", "stages"
 LOST = ("L2", "L3", "L4", "L7", "L10")
 """Something that was seen or acknowledged is not there, on one replica or another."""
 
@@ -101,6 +101,11 @@ def home_fault(name: str, *caught_by: str, first: int = 0) -> Callable[[Plant], 
     return partial(_register, HOMES, name, caught_by, _judge_homes, first)
 
 
+def stage_fault(name: str, *caught_by: str, first: int = 0) -> Callable[[Plant], Plant]:
+    """Register a fault of a stage's index or of what it lets go (``stage_simulation``)."""
+    return partial(_register, STAGES, name, caught_by, _judge_stages, first)
+
+
 def _register(
     world: str, name: str, caught_by: tuple[str, ...], judge: Judge, first: int, plant: Plant
 ) -> Plant:
@@ -137,6 +142,14 @@ def _judge_damage(seed: int) -> str | None:
         DamageWorld(seed).tell()
     except BrokenError as error:
         return error.promise
+    return None
+
+
+def _judge_stages(seed: int) -> str | None:
+    try:
+        stage_simulation.run(seed)
+    except stage_simulation.StageViolation as violation:
+        return violation.check
     return None
 
 
