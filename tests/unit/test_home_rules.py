@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.record.numbering import ROW_NUMBER_MAX
+from broker.server.transaction_apis import TRANSACTION_TIMEOUT_MS_MAX
 from broker.transactions import home_decisions
 from broker.transactions.home_decisions import ChunkPlaced, Content, Decision, Part
 from broker.transactions.home_records import (
@@ -537,6 +538,26 @@ def test_rule_s12_keys_are_looked_at_in_the_order_of_their_completions() -> None
         """,
         turns,
     )
+
+
+def test_rule_s12_a_one_shot_without_a_key_is_kept_for_repeats_between_brokers() -> None:
+    """No client repeats it. Kept like a key, 84 a second at one home were refused in the end."""
+    kept_ms = home_decisions.ONCE_KEPT_MS
+    assert kept_ms >= 2 * TRANSACTION_TIMEOUT_MS_MAX
+    check(f"""
+        commit key:k - A      -> decided | txn key:k 0.0 complete A
+        commit key:_1 - A a1  -> decided | txn key:_1 0.0 committing A a:0+1, next a 1
+        age {5 * kept_ms - 1} -> checked
+        complete key:_1 a=0   -> done    | txn key:_1 0.0 complete A a=0
+        age 2                 -> checked | no txn key:k
+        age {kept_ms - 2}     -> checked
+        commit key:_1 - A a1  -> again 0.0 complete
+        load                  -> loaded
+        age 1                 -> checked | no txn key:_1
+    """)
+    turns = HomeTurns(limits=HomeLimits(key_retention_ms=100))
+    check("commit key:_1 - A -> decided | txn key:_1 0.0 complete A", turns)
+    check("age 101 -> checked | no txn key:_1", turns)
 
 
 def test_rule_s12_only_the_ids_that_are_named_are_looked_at() -> None:
