@@ -75,9 +75,9 @@ from raft_metadata.common.ids import (
 from raft_metadata.image.metadata_image import cluster_layers
 
 if TYPE_CHECKING:
-    from broker.transactions.stage_messages import StatusQuestion, Word
     from broker.config import BrokerConfig
     from broker.ports import ControllerChannel, PeerChannel
+    from broker.transactions.stage_messages import StatusQuestion, Word
     from raft_metadata.common.clock import Clock
     from raft_metadata.common.configs.layers import ConfigLayers
     from raft_metadata.common.faults import FaultHandler

@@ -45,6 +45,7 @@ from broker.transactions.messages import (
     NO_GROUP,
     ProducerInitialized,
     ProducerPosition,
+    StagedAttempt,
     TransactionalId,
     TransactionDescription,
     TransactionOutcome,
@@ -146,7 +147,28 @@ class TransactionRequests:
         """Return one id, with the attempts that stages hold for it."""
         deadline_ms = self._deadline_ms(TRANSACTION_TIMEOUT_MS)
         request = DescribeId(id=id_, timeout_ms=TRANSACTION_TIMEOUT_MS)
-        return await self._ask(request, deadline_ms, may_create=False)
+        attempts = [
+            one for staged_id, one in await self._homes.stages.attempts() if staged_id == id_
+        ]
+        try:
+            found = await self._ask(request, deadline_ms, may_create=False)
+        except KafkaError as error:
+            if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND or not attempts:
+                raise
+            found = self._undecided(id_)
+        return _with_attempts(found, attempts)
+
+    def _undecided(self, id_: TransactionalId) -> TransactionDescription:
+        """Return the description of an id that its home does not know, while a stage has rows."""
+        topic = self._loader.image.topic(home_topic(id_))
+        return TransactionDescription(
+            id=id_,
+            epoch=-1,
+            last=None,
+            state=TransactionState.STAGING,
+            home_leader=self.home_leader(id_) or self._config.broker_id,
+            home_partition=PartitionId(0) if topic is None else home_partition(id_, topic),
+        )
 
     async def forget(self, id_: TransactionalId) -> None:
         """Forget a numbered id or a key."""
@@ -212,15 +234,30 @@ class TransactionRequests:
     async def transactions(self, state: TransactionState | None) -> list[TransactionDescription]:
         """Return the ids of all homes, with the attempts that stages hold, sorted."""
         deadline_ms = self._clock.monotonic_ms() + LIST_TIMEOUT_MS
+        wanted = None if state is TransactionState.STAGING else state
         asked = []
         for name in (TRANSACTIONS_TOPIC, OFFSETS_TOPIC):
             topic = await self._internal.existing(name)
             for number in range(0 if topic is None else topic.partitions_count):
                 assert topic is not None
                 place = TopicIdPartition(topic.topic_id, PartitionId(number))
-                asked.append(self._list(place, state, deadline_ms, is_group=name == OFFSETS_TOPIC))
-        found = await asyncio.gather(*asked)
-        return sorted((one for some in found for one in some), key=lambda one: one.id)
+                asked.append(self._list(place, wanted, deadline_ms, is_group=name == OFFSETS_TOPIC))
+        homes = await asyncio.gather(*asked)
+        staged = await self._staged(state)
+        found = {one.id: one for home in homes for one in home}
+        for id_, attempts in staged.items():
+            found[id_] = _with_attempts(found.get(id_) or self._undecided(id_), attempts)
+        listed = (one for one in found.values() if state in {None, one.state})
+        return sorted(listed, key=lambda one: one.id)
+
+    async def _staged(
+        self, state: TransactionState | None
+    ) -> dict[TransactionalId, list[StagedAttempt]]:
+        staged: dict[TransactionalId, list[StagedAttempt]] = {}
+        if state in {None, TransactionState.STAGING}:
+            for id_, attempt in await self._homes.stages.attempts():
+                staged.setdefault(id_, []).append(attempt)
+        return staged
 
     async def _list(
         self,
@@ -303,6 +340,10 @@ class StageDoor(StagePort, StagedRows, Protocol):
         """Stage a chunk with acks=all (rule S9)."""
         ...
 
+    async def attempts(self) -> list[tuple[TransactionalId, StagedAttempt]]:
+        """Return the attempts of all stages."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Coordinators:
@@ -328,6 +369,17 @@ class Coordinators:
         if request.id.group == NO_GROUP:
             return await self.transactions.answer(partition, request)
         return await self.groups.answer_home(partition, request)
+
+
+def _with_attempts(
+    found: TransactionDescription, attempts: Sequence[StagedAttempt]
+) -> TransactionDescription:
+    """Return the description with the attempts of positions that are not decided yet."""
+    last = (-1, -1) if found.last is None else (found.last.epoch, found.last.number)
+    news = tuple(one for one in attempts if (one.epoch, one.number) > last)
+    is_open = found.state is TransactionState.COMMITTING
+    state = TransactionState.STAGING if news and not is_open else found.state
+    return replace(found, attempts=news, state=state)
 
 
 def home_topic(id_: TransactionalId) -> TopicName:

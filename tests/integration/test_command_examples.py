@@ -32,7 +32,6 @@ NOT_RUN = {
     "quorumlog log salvage": "needs a stopped broker: tests/unit/test_log_salvage.py",
     "quorumlog group skip": "needs a member that stands still: test_groups_stand_still_live.py",
     "quorumlog group repair": "needs a group that is held: test_groups_stand_still_live.py",
-    "quorumlog txn": "needs ids of every kind: tests/unit/test_cli_txn.py",
     "quorumlog chaos run": "takes half a minute: tests/chaos/test_scenarios.py",
 }
 """Beginning of an example → why it is not run here."""
@@ -51,6 +50,13 @@ curl -sf -X PATCH $URL/v3/clusters/$cluster/consumer-groups/kitchen/offsets \\
 curl -sf -X PATCH $URL/v3/clusters/$cluster/consumer-groups/old-kitchen/offsets \
   -H 'Content-Type: application/json' \
   -d '{"data":[{"topic_name":"orders","partition_id":0,"offset":1}]}'
+rows='"topics":[{"topic_name":"orders","records":[{"value":1}]}]'
+transactions=$URL/v3/clusters/$cluster/transactions
+curl -sf -H 'Content-Type: application/json' -H 'Idempotency-Key: transfer-17' \
+  $transactions -d "{$rows}"
+curl -sf -H 'Content-Type: application/json' $transactions/nightly-load:commit \
+  -d '{"number":1,"run_id":"a",'"$rows}"
+curl -sf -X POST $transactions/billing-1:init
 """
 
 
