@@ -229,12 +229,21 @@ def test_rule_s6_fenced_is_not_unwritten_where_epochs_are_forgotten() -> None:
     )
 
 
-def test_rule_s6_a_refusal_names_the_present_epoch() -> None:
+@pytest.mark.parametrize(
+    ("name", "epoch", "text"),
+    [
+        ("p", 1, "epoch 1 of p is over; the present one is 2"),
+        ("p", 3, "epoch 3 of p was never given; the present one is 2"),
+        ("q", 1, "q has no epoch 1: initialise it first"),
+    ],
+)
+def test_rule_s6_a_refusal_names_the_present_epoch(name: str, epoch: int, text: str) -> None:
     turns = HomeTurns()
     check("init p -> epoch 1 | epoch p 1\n init p -> epoch 2 | epoch p 2", turns)
-    content = Content(named("p"), ProducerPosition(1, 0), "A")
-    with pytest.raises(KafkaError, match="epoch 1 of p is over; the present one is 2"):
+    content = Content(named(name), ProducerPosition(epoch, 0), "A")
+    with pytest.raises(KafkaError) as caught:
         home_decisions.judge(turns.home, content)
+    assert caught.value.message == text
 
 
 # ---------------------------------------------------------------- S7
