@@ -58,6 +58,8 @@ MORE_CORES = (
     "broker/coordinator/instances.py",
     "broker/coordinator/rebalance.py",
     "broker/replication/partition.py",
+    "broker/transactions/home_decisions.py",
+    "broker/transactions/home_state.py",
     "raft_metadata/common/sequenced_sender.py",
     "raft_metadata/quorum/elections.py",
     "raft_metadata/quorum/speculation.py",

@@ -153,7 +153,7 @@ class Home:
         self._to_check: list[TransactionalId] = []
         self._checked_ms = ports.clock.monotonic_ms()
         self._loaded_ms: int | None = None
-        """Wall time of the load, once it is trusted."""
+        """Wall time since which, without a break, this home is loaded and the clock trusted."""
         shard.on_loaded = self._on_loaded
         shard.on_committed = self._on_committed
 
@@ -177,6 +177,8 @@ class Home:
         """Make a turn of the home: its records are one decision of the shard (rule S1)."""
 
         def decision(state: Any) -> T:
+            if state.trusted_ms is None:
+                self._loaded_ms = None
             answer, records = turn(state, state.home)
             state.apply(*(ShardRecord(key, value) for key, value in records))
             return answer
@@ -378,11 +380,13 @@ class Home:
         A home that does not find the record sends the units once more, and is answered at once.
         """
 
-        def turn(_: Any, home: HomeState) -> tuple[None, Records]:
+        def turn(state: Any, home: HomeState) -> tuple[None, Records]:
             if not _is_same(home, decision):
                 return None, ()
-            dropped = tuple(decision.dropped)
-            return None, home_decisions.complete(home, decision.id, decision.placed(), dropped)
+            dropped, now_ms = tuple(decision.dropped), state.trusted_ms
+            return None, home_decisions.complete(
+                home, decision.id, decision.placed(), dropped, now_ms
+            )
 
         try:
             self._turn(turn)

@@ -147,7 +147,9 @@ class ProducerStates:
     def offset_of(self, numbering: Numbering, number: RowNumber, rows: int) -> int | None:
         """Return the offset of a unit's first row; None if its batch is no longer remembered."""
         home = self._homes.get(numbering)
-        for batch in () if home is None else home.batches:
+        if home is None:
+            return None
+        for batch in home.batches:
             skipped = number - row_number(home.epoch, batch.first_sequence)
             if skipped >= 0 and skipped + rows <= batch.last_offset - batch.first_offset + 1:
                 return batch.first_offset + skipped

@@ -47,13 +47,13 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class NumberGap:
     """The log ends before the place that the units come behind: it has lost rows."""
 
     end: RowNumber
 
 
-UnitJudgement = AlreadyThere | Take | Gap
+UnitJudgement = AlreadyThere | Take | NumberGap
 
 
 class SplitUnitError(CorruptionError):
@@ -78,7 +78,7 @@ def judge_units(end: RowNumber, after: RowNumber, units: Sequence[UnitPlace]) ->
         if end < unit.end:
             break
     if end < units[0].number:
-        return Gap(end)  # or a home that mends what has been mended since: it is told the end
+        return NumberGap(end)  # or a home that mends what has been mended since: it is told the end
     msg = f"rows end at number {end}, which is inside of a unit: {list(map(tuple, units))}"
     raise SplitUnitError(msg)
 

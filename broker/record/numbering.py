@@ -1,4 +1,4 @@
-"""Reserved producer ids, under which a home numbers the rows that it completes at its targets. Pure.
+"""Reserved producer ids, under which a home numbers the rows that it completes elsewhere. Pure.
 
 A *home* is a partition whose leader decides transactions; a *target* is a partition that gets rows
 of them. The home numbers the rows of each target without gaps: 0, 1, 2… Under which *numbering*
@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NewType
+
+from typing_extensions import override
 
 from raft_metadata.common.ids import (
     EPOCH_MAX,
@@ -75,6 +77,7 @@ class Home:
     def topic(self) -> TopicName:
         return _TOPICS[self.kind]
 
+    @override
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 

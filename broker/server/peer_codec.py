@@ -21,7 +21,13 @@ from broker.record.compression import PackedSlice
 from broker.record.lines import ProduceRecord, decode_records, encode_lines
 from broker.server.health import Damage
 from broker.server.local_partitions import Append, Read, split_packed
-from broker.server.requests import FetchResult, OffsetsResult, OwnFacts, PartitionProgress
+from broker.server.requests import (
+    FetchResult,
+    OffsetsResult,
+    OwnFacts,
+    PartitionProgress,
+    check_producer_id,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
@@ -339,6 +345,9 @@ def encode_fetched(result: FetchResult) -> bytes:
 def decode_append(kind: int, head: dict[str, Any], payload: bytes) -> Append:
     """Decode APPEND, APPEND_CLAIMED and REPEAT_CLAIMED; raise INVALID_REQUEST."""
     try:
+        claim = Claim(*head["claim"]) if "claim" in head else None
+        if claim is not None:
+            check_producer_id(claim.producer_id)
         return Append(
             partition=partition_in(head),
             records=decode_records(payload),
@@ -346,7 +355,7 @@ def decode_append(kind: int, head: dict[str, Any], payload: bytes) -> Append:
             value_format=RecordFormat(head["value_format"]),
             acks=head["acks"],
             timeout_ms=head["timeout_ms"],
-            claim=Claim(*head["claim"]) if "claim" in head else None,
+            claim=claim,
             may_begin=head.get("may_begin", True),
         )
     except KeyError as error:

@@ -24,7 +24,7 @@ from broker.server.forwarded_produce import (
 )
 from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.peer_codec import PeerRequestKind
-from broker.server.requests import note_passed_to
+from broker.server.requests import check_producer_id, note_passed_to
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.record_placement import (
     KeylessRotation,
@@ -259,9 +259,13 @@ def _all_refused_for_producers(placed: Sequence[PlacedRecords]) -> bool:
 def check_claimed(request: ProduceRequest, topic: TopicImage) -> None:
     """Refuse a sequence whose records would not be found in one and the same partition by a retry.
 
+    Also one under a reserved producer id (rule S4).
+
     Raises:
         KafkaError: INVALID_REQUEST; nothing was written.
     """
+    if request.claim is not None:
+        check_producer_id(request.claim.producer_id)
     if request.partition is not None or topic.partitions_count == 1:
         return
     named = {record.partition for record in request.records}

@@ -10,8 +10,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from raft_metadata.common.errors import KafkaError
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
+    FIRST_RESERVED_PRODUCER_ID,
     BrokerId,
     ClusterId,
     LeaderEpoch,
@@ -19,6 +20,7 @@ from raft_metadata.common.ids import (
     TopicId,
     TopicIdPartition,
     TopicName,
+    is_reserved,
 )
 from raft_metadata.common.record_placement import Partitioner
 
@@ -450,3 +452,17 @@ class BrokerApis(Protocol):
     def topic_defaults(self) -> dict[str, str]:
         """Return the cluster's defaults of topic configs, by Kafka's dotted names."""
         ...
+
+
+def check_producer_id(producer_id: int) -> None:
+    """Refuse a reserved producer id: only homes complete rows under one (rule S4).
+
+    Raises:
+        KafkaError: INVALID_REQUEST, naming the ids that may be used.
+    """
+    if is_reserved(producer_id):
+        text = (
+            f"producer id {producer_id} is the cluster's own: expected an id from 0 to "
+            f"{FIRST_RESERVED_PRODUCER_ID - 1}"
+        )
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text)

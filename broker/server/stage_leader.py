@@ -43,7 +43,7 @@ from broker.transactions.stage_trimming import (
     next_moves,
     next_questions,
 )
-from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome, StorageError
 from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ LOAD_BYTES: Final = 1_048_576
 """Bytes that a load reads in one turn of the loop: 2 ms, or one chunk if that is larger."""
 LOAD_RETRY_MS: Final = 100
 """Pause before a load that failed is tried again."""
+DAMAGED_RETRY_MS: Final = 5_000
+"""Pause before a load of a damaged log is tried again: another replica has to lead."""
 TRIM_INTERVAL_MS: Final = 1_000
 """Time between two rounds of questions to homes."""
 TRIM_BYTES_MIN: Final = 1_048_576
@@ -268,13 +270,14 @@ class StageLeader:
                 break
             except KafkaError as error:
                 _log.info("stage not loaded partition=%d: %s", self.place.partition, error)
-            except CorruptionError:
+            except StorageError:
                 _log.exception("stage can't be loaded partition=%d", self.place.partition)
+                await asyncio.sleep(DAMAGED_RETRY_MS / 1000)
             await asyncio.sleep(LOAD_RETRY_MS / 1000)
         while not self._closed:
             try:
                 await self.trim_round()
-            except (KafkaError, CorruptionError) as error:
+            except (KafkaError, StorageError) as error:
                 _log.info("stage not trimmed partition=%d: %s", self.place.partition, error)
             await asyncio.sleep(TRIM_INTERVAL_MS / 1000)
 

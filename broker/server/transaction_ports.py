@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from broker.log.unit_check import Gap
+from broker.log.unit_check import NumberGap
 from broker.record.lines import decode_records
 from broker.record.numbering import Numbering, RowNumber
 from broker.server.peer_codec import PeerRequestKind
@@ -128,7 +128,7 @@ class Targets:
             units,
             timeout_ms,
         )
-        if isinstance(done, Gap):
+        if isinstance(done, NumberGap):
             return GapFound(done.end)
         return UnitsApplied(done.base_offsets)
 

@@ -249,7 +249,8 @@ class TransactionRequests:
                 assert topic is not None
                 place = TopicIdPartition(topic.topic_id, PartitionId(number))
                 asked.append(self._list(place, wanted, deadline_ms, is_group=name == OFFSETS_TOPIC))
-        staged, *homes = await asyncio.gather(self._staged(state), *asked)
+        homes = await asyncio.gather(*asked)
+        staged = await self._staged(state)
         found = {one.id: one for home in homes for one in home}
         for id_, attempts in staged.items():
             found[id_] = _with_attempts(found.get(id_) or self._undecided(id_), attempts)

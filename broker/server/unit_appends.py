@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from broker.log.unit_check import (
     AlreadyThere,
-    Gap,
+    NumberGap,
     SplitUnitError,
     Take,
     UnitPlace,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 
 LINE_BYTES = 64
-"""Bytes that a stored line has besides key, value and headers, at most: see `broker.record.lines`."""
+"""Bytes of a stored line besides key, value and headers, at most: see `broker.record.lines`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +102,15 @@ class UnitAppends:
         after: RowNumber,
         units: Sequence[DecidedUnit],
         timeout_ms: int,
-    ) -> Applied | Gap:
+    ) -> Applied | NumberGap:
         """Append those of ``units`` that are not there yet; return once all are committed.
 
-        Args:
-            epoch: the leader epoch in which this broker was found to lead.
-            after: the row number that the first unit comes behind: that of its predecessor's end,
-                or, to mend a gap, the end that this partition told.
-            units: in the order of their numbers, without one left out.
+        ``epoch``: the leader epoch in which this broker was found to lead. ``after``: the row
+        number that the first unit comes behind: its predecessor's end or, to mend a gap, the end
+        that this partition told. ``units``: in the order of their numbers, none left out.
 
-        `Gap` is returned only by a leader that is proven to lead and whose log is committed as far
-        as it was found: the log has lost rows, or an earlier request is still under way.
+        `NumberGap` is returned only by a leader that is proven to lead and whose log is committed
+        as far as it was found: the log lost rows, or an earlier request is still under way.
 
         Raises:
             KafkaError: NOT_LEADER_OR_FOLLOWER, also in another epoch; LEADER_NOT_AVAILABLE, not
@@ -133,10 +131,10 @@ class UnitAppends:
         except SplitUnitError as error:
             text = f"{replica.log.name}, {numbering_text(numbering)}: {error}"
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, text) from error
-        if isinstance(judgement, Gap) or (judgement == Take(0) and mends(after, places)):
+        if isinstance(judgement, NumberGap) or (judgement == Take(0) and mends(after, places)):
             self._check_proof(replica, role)
         match judgement:
-            case Gap():
+            case NumberGap():
                 return judgement
             case AlreadyThere():
                 offsets = _offsets(producers, numbering, places)

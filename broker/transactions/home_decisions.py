@@ -135,7 +135,7 @@ class Decided:
     already: bool = False
     """True for a run that came later: its rows are discarded."""
     records: Records = ()
-    """What the run brought, to be remembered."""
+    """The content of a run that came later, to be remembered."""
 
 
 Judgement = MayDecide | MustWait | Decided
@@ -278,7 +278,7 @@ def decide(
         numbering=decision.numbering,
         metadata_offset=decision.metadata_offset,
         units=tuple(units),
-        inline=decision.inline,
+        inline=decision.inline if units else (),
         decided_ms=decision.now_ms,
         completed_ms=None if units else decision.now_ms,
         layout=decision.layout,
@@ -487,14 +487,17 @@ def forget_by_age(
     """
     records: list[HomeRecord] = []
 
-    def is_older(times_ms: Iterable[int | None], kept_ms: int) -> bool:
-        return max(loaded_ms if at is None else at for at in times_ms) + kept_ms < now_ms
+    def newest(times_ms: Iterable[int | None]) -> int:
+        return max(loaded_ms if at is None else at for at in times_ms)
 
     complete_keys = (id_ for id_ in home.keys if not home.newest[id_].is_open)
     for id_ in islice(complete_keys, FORGOTTEN_AT_ONCE):
         last = home.newest[id_]
-        if is_older((last.decided_ms, last.completed_ms), limits.key_retention_ms):
+        at_ms = newest((last.decided_ms, last.completed_ms))
+        if at_ms + limits.key_retention_ms < now_ms:
             records.append(HomeRecord(TransactionKey(*id_), None))
+        elif at_ms <= now_ms:
+            break  # those behind it are younger; one of the future, by a wrong clock, stops nothing
     floor = home.floor
     for id_ in to_check:
         present, decided = home.epochs.get(id_), home.newest.get(id_)
@@ -503,7 +506,7 @@ def forget_by_age(
         times_ms = [present.used_ms]
         if decided is not None:
             times_ms += [decided.decided_ms, decided.completed_ms]
-        if is_older(times_ms, limits.id_expiration_ms):
+        if newest(times_ms) + limits.id_expiration_ms < now_ms:
             floor = max(floor, present.epoch)
             records.append(HomeRecord(EpochKey(*id_), None))
             if decided is not None:

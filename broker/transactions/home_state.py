@@ -70,7 +70,7 @@ class HomeState:
     open_units: Counter[Target] = field(default_factory=Counter)
     """Units of open decisions, by target."""
     keys: dict[TransactionalId, None] = field(default_factory=dict)
-    """The idempotency keys, oldest first."""
+    """The idempotency keys, in the order of their newest records: of completions, nearly."""
     ids_count: int = 0
     """Number of ids that are no keys."""
 
@@ -119,6 +119,7 @@ class HomeState:
             return
         self.newest[id_] = value
         if id_.is_key:
+            self.keys.pop(id_, None)
             self.keys[id_] = None
         if value.is_open:
             self.open[id_] = None

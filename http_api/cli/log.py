@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from broker.log.hash_chain import SegmentPlace
     from broker.log.inspection import FoundBatch, InspectionReport
     from broker.log.salvage import Salvage, SalvagePlan, SalvageResult
+    from broker.record.batch import BatchHeader
 
 
 _RECOVERY = (
@@ -315,6 +316,7 @@ def _lines(found: FoundBatch) -> list[bytes]:
 
 def _batch_facts(found: FoundBatch, *, records: bool) -> dict[str, object]:
     from broker.record.batch import is_stamped
+    from raft_metadata.common.ids import is_reserved
 
     header = found.header
     facts: dict[str, object] = {
@@ -341,6 +343,8 @@ def _batch_facts(found: FoundBatch, *, records: bool) -> dict[str, object]:
         "crc": f"{header.crc:08x}",
         "crc_ok": not found.problem,
     }
+    if is_reserved(header.producer_id):
+        facts["completed"] = _completed(header)
     if found.problem:
         facts["problem"] = found.problem
     if records and not found.problem:
@@ -350,6 +354,15 @@ def _batch_facts(found: FoundBatch, *, records: bool) -> dict[str, object]:
 
 def _format(bits: int) -> str:
     return dict(enumerate(_FORMATS)).get(bits & 0b11, "?")
+
+
+def _completed(header: BatchHeader) -> str:
+    """Return who completed the rows of a batch under a reserved producer id, and their numbers."""
+    from broker.record.numbering import numbering_text, row_number
+
+    first = row_number(header.producer_epoch, header.base_sequence)
+    last = first + header.last_offset_delta
+    return f"{numbering_text(header.producer_id)} as rows {first}..{last}"
 
 
 def _line(found: FoundBatch) -> str:
@@ -364,7 +377,7 @@ def _line(found: FoundBatch) -> str:
         f"epoch {header.leader_epoch}",
         _time(header.append_timestamp),
         f"created {_time(header.base_timestamp)}..{_time(header.max_timestamp)}",
-        f"producer {producer}",
+        str(facts.get("completed", f"producer {producer}")),
         f"{facts['key_format']}/{facts['value_format']}",
         f"{header.size} bytes",
         f"durable_end {header.durable_end}" + ("" if facts["stamp_ok"] else " (bad stamp)"),

@@ -239,6 +239,22 @@ def offset_at(topic: str, partition: int, timestamp_ms: int) -> Call[int]:
     return Call(request, parse)
 
 
+def record_at(topic: str, partition: int, timestamp_ms: int) -> Call[tuple[int, int] | None]:
+    """Return the call that finds offset and time of the first record at or after a time, if any."""
+    return Call(offset_at(topic, partition, timestamp_ms).request, _offset_and_time)
+
+
+def last_record(topic: str, partition: int) -> Call[tuple[int, int] | None]:
+    """Return the call that finds offset and time of the last record; None if it was removed."""
+    request = _fetch_request(topic, partition, -1, 0, 1, V2_BINARY)
+    return Call(request, _offset_and_time)
+
+
+def _offset_and_time(answer: Answer) -> tuple[int, int] | None:
+    records = answer.json()
+    return (int(records[0]["offset"]), int(records[0]["timestamp"])) if records else None
+
+
 def _fetch_request(
     topic: str,
     partition: int,

@@ -12,7 +12,12 @@ import re
 from typing import TYPE_CHECKING
 
 from http_api.contract.errors import RestCode, RestError, excerpt
-from raft_metadata.common.ids import EPOCH_MAX, SEQUENCES, Claim
+from raft_metadata.common.ids import (
+    EPOCH_MAX,
+    FIRST_RESERVED_PRODUCER_ID,
+    SEQUENCES,
+    Claim,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,9 +27,11 @@ if TYPE_CHECKING:
 PRODUCER_ID = "Quorumlog-Producer-Id"
 PRODUCER_EPOCH = "Quorumlog-Producer-Epoch"
 SEQUENCE = "Quorumlog-Sequence"
-PRODUCER_ID_MAX = (1 << 62) - 1
-"""Largest id of a client's producer: those above it number the rows of transactions (rule S4)."""
-HEADER_LIMITS = {PRODUCER_ID: PRODUCER_ID_MAX, PRODUCER_EPOCH: EPOCH_MAX, SEQUENCE: SEQUENCES - 1}
+HEADER_LIMITS = {
+    PRODUCER_ID: FIRST_RESERVED_PRODUCER_ID - 1,
+    PRODUCER_EPOCH: EPOCH_MAX,
+    SEQUENCE: SEQUENCES - 1,
+}
 """Largest value of each header, in the order of the fields of `Claim`."""
 _INTEGER = re.compile(r"\d{1,19}")
 
@@ -52,6 +59,8 @@ def claim_of(headers: Mapping[str, str]) -> Claim | None:
             )
         if not _INTEGER.fullmatch(value) or int(value) > HEADER_LIMITS[name]:
             expected = f"an integer from 0 to {HEADER_LIMITS[name]}"
+            if name == PRODUCER_ID:
+                expected += " (higher producer ids are the cluster's own)"
             raise _bad_header(f"Header '{name}' is '{excerpt(value)}': expected {expected}")
         numbers.append(int(value))
     return Claim(*numbers)

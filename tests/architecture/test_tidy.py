@@ -87,12 +87,14 @@ SHARED_CLASS_NAMES: dict[str, str] = {  # class → why two modules may define i
     "KafkaError": "an error with one of Kafka's numbers, and other clients' name of theirs",
     "Links": "hypermedia links of v3, and the port to the voters' connections",
     "OffsetOutOfRangeError": "the SDK's, and aiokafka's, which programs for it import",
+    "Part": "of a group's answers, sent one after the other, and of a transaction's rows",
     "PartitionMetadata": "a partition as programs for aiokafka and for confluent-kafka know it",
     "PartitionRange": "partitions of a topic in a record, and a range that the CLI reads",
     "Plane": (
         "a kind of connection: by its hello in the peer frames, by its port in the chaos network"
     ),
     "Record": "a record that a consumer reads, and one that a run sends",
+    "Target": "a partition that gets a transaction's rows, and the resource of a configs route",
     "TopicPartition": (
         "a partition by names in requests, the SDK's with an offset and an error, and those of "
         "other clients' interfaces"

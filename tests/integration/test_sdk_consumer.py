@@ -237,20 +237,25 @@ def test_a_static_member_that_restarts_keeps_its_partitions_and_moves_none(
             assert member.stdout is not None
             return {int(one) for one in member.stdout.readline().split()}
 
+        def has_settled() -> bool:
+            return other.poll(0.05) is None and other.metrics()["member_epoch"] == 2
+
         member = begin()
-        wait(lambda: other.poll(0.05) is None and len(other.assignment()) == 2, "each owns two")
-        mine = {0, 1, 2, 3} - {one.partition for one in other.assignment()}
-        before = other.metrics()["member_epoch"], changes[:]
-        for ending in (signal.SIGINT, signal.SIGKILL, signal.SIGINT):
-            assert owned_by(member) == mine
-            assert other.poll(0.5) is None
-            assert (other.metrics()["member_epoch"], changes) == before
-            member.send_signal(ending)
+        try:
+            wait(lambda: has_settled() and len(other.assignment()) == 2, "each owns two")
+            mine = {0, 1, 2, 3} - {one.partition for one in other.assignment()}
+            before = changes[:]
+            for ending in (signal.SIGINT, signal.SIGKILL, signal.SIGINT):
+                assert owned_by(member) == mine
+                assert other.poll(0.5) is None
+                assert (other.metrics()["member_epoch"], changes) == (2, before)
+                member.send_signal(ending)
+                member.communicate()
+                assert member.returncode == (0 if ending is signal.SIGINT else -signal.SIGKILL)
+                member = begin()
+        finally:
+            member.kill()
             member.communicate()
-            assert member.returncode == (0 if ending is signal.SIGINT else -signal.SIGKILL)
-            member = begin()
-        member.kill()
-        member.communicate()
 
 
 def test_a_slow_program_loses_its_partitions_and_joins_again(cluster: LiveCluster) -> None:

@@ -430,6 +430,30 @@ def test_a_signal_wakes_a_poll_that_waits() -> None:
             signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_second_close_leaves_after_ctrl_c_in_the_first() -> None:
+    """A real signal, while the broker keeps the request to leave; threads have ended already."""
+    broker = ScriptedBroker(leave=silence)
+    with member_of(broker) as (consumer, _):
+
+        def interrupt() -> None:
+            wait(lambda: broker.count("leave") == 1, "it leaves")
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.close()
+        thread.join(DONE_S)
+        with pytest.raises(ClosedError):
+            consumer.poll(0.0)
+        beats = broker.count("heartbeat")
+        del broker.replies["leave"]
+        consumer.close()
+        assert broker.count("leave") == 2
+        consumer.close()
+        assert (broker.count("leave"), broker.count("heartbeat")) == (2, beats)
+
+
 def test_wakeup_ends_a_commit_that_hangs() -> None:
     """As in Java; whether the commit was made is not known then."""
     broker = ScriptedBroker(commit=silence)
@@ -500,6 +524,20 @@ def test_requests_that_wait_are_not_cut_short() -> None:
         assert consumer.poll(4.5) is None
         assert broker.count("poll") <= 2  # the first one waits for 1 s only
         assert broker.count("heartbeat") <= 2
+
+
+def test_pauses_in_a_loop_send_no_requests() -> None:
+    """The fetch under way goes on for a partition that is paused for a moment."""
+    broker = ScriptedBroker()
+    with member_of(broker) as (consumer, _):
+        wait(lambda: consumer.poll(0.05) is None and broker.count("poll") > 1, "a long wait")
+        before = broker.count("poll")
+        until_s = time.monotonic() + 1.5
+        while time.monotonic() < until_s:
+            consumer.pause([ZERO])
+            consumer.resume([ZERO])
+            assert consumer.poll(0.0) is None
+        assert broker.count("poll") - before <= 2
 
 
 def test_a_heartbeat_without_an_answer_goes_to_another_broker_within_the_session() -> None:
@@ -716,3 +754,22 @@ async def test_an_async_commit_that_hangs_is_woken_and_close_holds_its_time() ->
                 await consumer.commit(offsets=one, timeout=1.0)
         async with asyncio.timeout(3.5):
             await consumer.close(2.0)
+
+
+async def test_a_second_close_of_an_async_consumer_leaves_after_a_cancelled_one() -> None:
+    broker = ScriptedBroker(leave=silence)
+    with broker.serving() as server:
+        consumer: AsyncConsumer[Any, Any] = AsyncConsumer(server.url, group_id="g")
+        await consumer.subscribe(["t"])
+        async with asyncio.timeout(DONE_S):
+            while not consumer.assignment():
+                await consumer.poll(0.05)
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.to_thread(wait, lambda: broker.count("leave") == 1, "it leaves")
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        del broker.replies["leave"]
+        await consumer.close()
+        await consumer.close()
+        assert broker.count("leave") == 2

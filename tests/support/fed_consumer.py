@@ -139,6 +139,27 @@ class FedConsumer(Consumer[Any, Any]):
                 return found
             found.append(record.value)
 
+    def has_more(self) -> bool:
+        """Return True if there is something to fetch of partition 0."""
+        fetched = self.state().fetched
+        return fetched is not None and fetched.offset < len(self.log[0])
+
+    def make_room(self) -> None:
+        """Do what a worker does before it chooses what to fetch."""
+        with self._shell.lock:
+            self._work.positions.make_room()
+
+    def hold(self) -> None:
+        """Pause partition 0 and resume it."""
+        self.pause([AT])
+        self.resume([AT])
+
+    def read_again(self) -> None:
+        """Have partition 0 fetched again from its position, as after an interrupt."""
+        with self._shell.lock:
+            self._drop_page([("t", 0)])
+            self.state().rewind()
+
     def offset(self) -> int | None:
         """Return the position in partition 0."""
         return self.position([AT])[0].offset

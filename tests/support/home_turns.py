@@ -303,6 +303,7 @@ def _run(turns: HomeTurns, command: str) -> str:
                 is_producer=isinstance(position, ProducerPosition),
                 at=home_decisions.place_of(position),
                 place=StagedPlace(STAGE, int(place[1:])),
+                records=int(options.get("records", "1")),
                 copy=None if copy is None else StagedPlace(STAGE, int(copy[1:])),
                 is_aged=bool(is_aged),
             )

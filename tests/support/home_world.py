@@ -88,18 +88,25 @@ def compacted(log: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 
 class Chunk(NamedTuple):
-    """A staged chunk at its present place: one record, for one target."""
+    """A staged chunk at its present place: a record for each target."""
 
     id: TransactionalId
     position: Position
-    target: Target
+    targets: tuple[Target, ...]
     rows: int
     offset: int
 
     @property
-    def place(self) -> StagedPlace:
-        """Return its place in the stage."""
-        return StagedPlace(STAGE, self.offset)
+    def places(self) -> list[StagedPlace]:
+        """Return the places of its records."""
+        return [StagedPlace(STAGE, self.offset + at) for at in range(len(self.targets))]
+
+    @property
+    def parts(self) -> list[Part]:
+        """Return its rows as a decision names them."""
+        return [
+            Part(each, self.rows, at) for each, at in zip(self.targets, self.places, strict=True)
+        ]
 
 
 class Refs(NamedTuple):
@@ -400,7 +407,9 @@ class HomeWorld:
         """Load again: the compacted log says the same, and nothing is forgotten (T18)."""
         before = facts(self.home)
         records = [record for batch in self.turns.log for record in batch]
-        hold("T18", facts(folded(compacted(records))) == before, "the compacted log differs")
+        kept = folded(compacted(records))
+        hold("T18", facts(kept) == before, "the compacted log differs")
+        hold("T18", list(kept.keys) == list(self.home.keys), "keys have another order")
         self.turns.load()
         hold("T18", facts(self.home) == before, "the log differs")
 
@@ -409,8 +418,9 @@ class HomeWorld:
     def stage(self, id_: TransactionalId, position: Position, rows: int) -> None:
         """Stage a chunk."""
         at = Content(id_, position, "").at
-        chunk = Chunk(id_, position, target("ab"[rows % 2]), rows, self.staged_end)
-        self.staged_end += 1
+        targets = tuple(map(target, ("a", "b", "ab")[rows % 3]))
+        chunk = Chunk(id_, position, targets, rows, self.staged_end)
+        self.staged_end += len(targets)
         self.chunks.append(chunk)
         known = self.index[id_, at]
         known[len(known)] = chunk
@@ -420,7 +430,7 @@ class HomeWorld:
         chunks = self.index[content.id, content.at].values()
         if chunks:
             self.sent.append(content)
-            parts = tuple(Part(chunk.target, chunk.rows, chunk.place) for chunk in chunks)
+            parts = tuple(part for chunk in chunks for part in chunk.parts)
             self.asked.append(Refs(content, parts))
 
     def commit_staged(self, which: int) -> None:
@@ -435,7 +445,7 @@ class HomeWorld:
         chunk = self.chunks[0]
         if move and chunk.offset not in self.copies:
             copy = chunk._replace(offset=self.staged_end)
-            self.staged_end += 1
+            self.staged_end += len(copy.targets)
             self.chunks.append(copy)
             self.copies[chunk.offset] = copy
             known = self.index[chunk.id, Content(chunk.id, chunk.position, "").at]
@@ -445,12 +455,13 @@ class HomeWorld:
             id=chunk.id,
             is_producer=isinstance(chunk.position, ProducerPosition),
             at=Content(chunk.id, chunk.position, "").at,
-            place=chunk.place,
-            copy=None if moved is None else moved.place,
+            place=chunk.places[0],
+            records=len(chunk.targets),
+            copy=None if moved is None else moved.places[0],
             is_aged=is_aged,
         )
         if self.turns.may_go(placed):
-            self.gone.add(chunk.place)
+            self.gone.update(chunk.places)
             self.chunks.pop(0)
             known = self.index[chunk.id, placed.at]
             for at in [at for at, each in known.items() if each == chunk]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.record.numbering import ROW_NUMBER_MAX
 from broker.transactions import home_decisions
 from broker.transactions.home_decisions import ChunkPlaced, Content, Decision, Part
 from broker.transactions.home_records import (
@@ -163,6 +164,18 @@ def test_rule_s4_a_home_that_was_cut_uncleanly_numbers_anew() -> None:
     check(script.format("m", "m", 0, 2), turns)
     turns.numbering -= 5
     check(script.format("o", "o", 2, 4), turns)
+
+
+def test_rule_s4_numbers_end_with_an_error() -> None:
+    """They are 46 bits wide: behind them nothing is decided, and no number is given again."""
+    turns = HomeTurns()
+    key = NextKey(NUMBERING, *target("a"))
+    turns.write((HomeRecord(key, NumberValue(ROW_NUMBER_MAX)),))
+    with pytest.raises(KafkaError, match="would pass row") as caught:
+        decided(turns, "b1", "a2")
+    assert caught.value.code is ErrorCode.POLICY_VIOLATION
+    turns.write(decided(turns, "a1"))
+    assert turns.home.next_rows[key] == ROW_NUMBER_MAX + 1
 
 
 # ---------------------------------------------------------------- S6
@@ -332,6 +345,7 @@ def test_rule_s10_a_chunk_of_an_undecided_position_stays_until_it_is_aged() -> N
         ask key:k - @8    -> stays
         ask p 1.0 @6 aged -> may go | horizon 7
         ask p 1.0 @6      -> may go
+        ask p 1.0 @7      -> stays
     """)
 
 
@@ -360,6 +374,21 @@ def test_rule_s10_an_open_decision_takes_the_new_place_of_a_moved_chunk() -> Non
         load                    -> loaded
         ask n #1 @31            -> stays
         ask n #1 @7             -> stays
+    """)
+
+
+def test_rule_s10_a_chunk_of_several_targets_is_moved_as_a_whole() -> None:
+    """It has a record for each target; the stage names the first."""
+    check("""
+        commit n #1 A a2@6 b1@7 a1@8 -> decided \
+            | txn n 0.1 committing A run=r1 a:0+2@6 b:0+1@7 a:2+1@8, next a 3, next b 1
+        ask n #1 @6 records=2        -> stays
+        ask n #1 @5 records=2        -> stays
+        ask n #1 @4 records=2        -> may go
+        ask n #1 @9 records=2        -> may go
+        ask n #1 @6 records=2 copy=@20 -> may go \
+            | txn n 0.1 committing A run=r1 a:0+2@20 b:0+1@21 a:2+1@8
+        ask n #2 @30 records=3 aged  -> may go | horizon 33
     """)
 
 
@@ -487,6 +516,24 @@ def test_rule_s12_so_many_are_forgotten_in_a_turn_and_open_ones_do_not_count(
         commit key:e - A -> decided | txn key:e 0.0 complete A
         age 101          -> checked | no txn key:c, no txn key:d
         age 0            -> checked | no txn key:e
+        """,
+        turns,
+    )
+
+
+def test_rule_s12_keys_are_looked_at_in_the_order_of_their_completions() -> None:
+    """The check ends at the first one that is young; so does that of a log that was compacted."""
+    turns = HomeTurns(limits=HomeLimits(key_retention_ms=100))
+    check(
+        """
+        commit key:k - A a1 -> decided | txn key:k 0.0 committing A a:0+1, next a 1
+        commit key:l - A    -> decided | txn key:l 0.0 complete A
+        age 60              -> checked
+        complete key:k a=0  -> done    | txn key:k 0.0 complete A a=0
+        age 41              -> checked | no txn key:l
+        age 59              -> checked
+        load                -> loaded
+        age 1               -> checked | no txn key:k
         """,
         turns,
     )

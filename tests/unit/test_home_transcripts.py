@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import pytest
 
+from broker.transactions import home_decisions
+from broker.transactions.home_decisions import Content, Decision
 from broker.transactions.home_state import HomeLimits
-from tests.support.home_turns import HomeTurns, check, named, target
+from broker.transactions.messages import NumberedPosition
+from tests.support.home_turns import NOW_MS, HomeTurns, check, named, parts_of, target
 
 # ---------------------------------------------------------------- init
 
@@ -141,6 +144,27 @@ def test_an_epoch_that_was_never_given_is_fenced() -> None:
         init p            -> epoch 1                     | epoch p 1
         commit p 2.0 A a1 -> PRODUCER_FENCED not_written
     """)
+
+
+def test_a_decision_keeps_all_that_its_completion_and_its_repeats_need() -> None:
+    turns = HomeTurns()
+    parts, inline = parts_of(["a2", "b1"])
+    content = Content(named("n"), NumberedPosition(4, "r1", "i"), "A")
+    decision = Decision(
+        content=content,
+        numbering=turns.numbering,
+        metadata_offset=17,
+        parts=parts,
+        inline=inline,
+        layout=5,
+        now_ms=NOW_MS,
+    )
+    value, _ = home_decisions.decide(turns.home, decision, turns.limits)
+    assert (value.numbering, value.metadata_offset) == (turns.numbering, 17)
+    assert (value.inline, value.layout, value.decided_ms) == (inline, 5, NOW_MS)
+    assert [unit.source for unit in value.units] == [0, 1]
+    assert (value.digest, value.run_id, value.input) == ("A", "r1", "i")
+    assert value.completed_ms is None
 
 
 # ---------------------------------------------------------------- commit of the same position
@@ -440,7 +464,7 @@ def test_so_many_decisions_are_open_at_most() -> None:
 
 
 def test_so_many_bytes_are_open_at_most() -> None:
-    turns = HomeTurns(limits=HomeLimits(committing_bytes_max=30))
+    turns = HomeTurns(limits=HomeLimits(committing_bytes_max=19))
     check(
         """
         commit m #0 A a2    -> decided | txn m 0.0 committing A run=r1 a:0+2, next a 2
@@ -513,6 +537,16 @@ def test_so_many_partitions_are_in_a_transaction_at_most() -> None:
         """,
         turns,
     )
+
+
+def test_so_many_units_are_in_a_transaction_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decision is one batch, which has to fit."""
+    monkeypatch.setattr(home_decisions, "UNITS_MAX", 2)
+    check("""
+        commit n #0 A a1@1 a1@2 a1@3 -> MESSAGE_TOO_LARGE not_written
+        commit n #0 A a1@1 a1@2 -> decided \
+            | txn n 0.0 committing A run=r1 a:0+1@1 a:1+1@2, next a 2
+    """)
 
 
 def test_a_refusal_by_a_limit_is_not_for_good() -> None:

@@ -43,6 +43,15 @@ def test_a_claim_is_three_integers_within_their_limits(value: str) -> None:
             claim_of({**headers, name: value})
 
 
+def test_rule_s4_a_producer_id_of_the_clusters_own_is_refused() -> None:
+    headers = claim_headers(Claim((1 << 62) - 1, 0, 0))
+    assert claim_of(headers) == Claim((1 << 62) - 1, 0, 0)
+    for reserved in (1 << 62, (1 << 63) - 1):
+        with pytest.raises(RestError, match=f"from 0 to {(1 << 62) - 1} .*the cluster's own") as no:
+            claim_of(claim_headers(Claim(reserved, 0, 0)))
+        assert (no.value.status, no.value.code) == (400, RestCode.KAFKA_BAD_REQUEST)
+
+
 def test_every_error_code_is_mapped_once() -> None:
     tree = ast.parse(inspect.getsource(errors))
     table = next(

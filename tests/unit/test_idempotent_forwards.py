@@ -300,6 +300,27 @@ def test_a_sequence_is_of_one_partition() -> None:
             check_claimed(bad, growing)
 
 
+def test_rule_s4_no_request_of_a_client_or_forwarded_by_a_broker_has_a_reserved_id() -> None:
+    [topic] = image(1, (ME,)).topics.values()
+    reserved = Claim(1 << 62, 0, 0)
+    with pytest.raises(KafkaError, match="the cluster's own") as refused:
+        check_claimed(dataclasses.replace(request(0), claim=reserved), topic)
+    assert refused.value.code is ErrorCode.INVALID_REQUEST
+    whole = request(0)
+    append = Append(
+        partition=HERE,
+        records=whole.records,
+        key_format=RecordFormat.JSON,
+        value_format=RecordFormat.JSON,
+        acks=-1,
+        timeout_ms=1,
+        claim=reserved,
+    )
+    body = peer_codec.encode_claimed(append, peer_codec.encode_records(whole.records))
+    with pytest.raises(KafkaError, match="the cluster's own"):
+        peer_codec.decode_append(0, *peer_codec.split_body(body))
+
+
 def test_a_record_that_is_refused_refuses_the_whole_sequence_and_says_why() -> None:
     too_large = KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "the record is larger than 5 bytes")
     no_key = KafkaError(ErrorCode.INVALID_RECORD, "this one has no key")

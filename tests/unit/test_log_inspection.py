@@ -13,11 +13,13 @@ from broker.log.compaction import CompactionConfig
 from broker.log.index import OffsetIndex, decode_index, encode_index
 from broker.log.inspection import DAMAGE, NOTE, TORN, check_folder
 from broker.log.log_directory import LogConfig
-from broker.record.batch import HEADER_SIZE
+from broker.record.batch import HEADER_SIZE, RecordFormat
+from broker.record.numbering import HomeKind, RowNumber, claim_of_row, make_numbering
 from http_api.cli.main import cli
 from raft_metadata.common.disk import Disk
+from raft_metadata.common.ids import SEQUENCES, LeaderEpoch, PartitionId
 from tests.support.compaction_model import append_keyed, clean
-from tests.support.logs import Life, append
+from tests.support.logs import Life, append, records
 
 SMALL = LogConfig(segment_bytes=20_000)
 
@@ -81,6 +83,27 @@ def test_batches_and_records_are_shown_from_an_offset_on(tmp_path: Path) -> None
     assert "offsets 780..799  count 20  epoch 1  1970-01-01T00:00:01.000Z" in text
     assert '{"offset":780,"key":null,"value":"39-0"}' in text
     assert run("dump", first["file"], "--limit", 1).return_value == 0
+
+
+def test_rule_s4_a_batch_says_which_home_completed_it(tmp_path: Path) -> None:
+    life = Life(Disk(), data_dir=str(tmp_path))
+    log = life.log()
+    home = make_numbering(HomeKind.TRANSACTIONS, PartitionId(3), LeaderEpoch(-1))
+    log.append_as_leader(
+        records(["a", "b"]),
+        key_format=RecordFormat.JSON,
+        value_format=RecordFormat.JSON,
+        leader_epoch=1,
+        now_ms=1,
+        claim=claim_of_row(home, RowNumber(SEQUENCES + 7)),
+    )
+    life.flush()
+    folder = Path(log.directory)
+    life.close()
+    said = "completed by __transaction_state-3 as rows 2147483655..2147483656"
+    assert said in run("dump", folder).stdout
+    found = json.loads(run("dump", folder, "--format", "json").stdout.splitlines()[0])
+    assert (found["completed"], found["producer_id"]) == (said, home)
 
 
 def test_rule_q5_a_bad_batch_below_what_was_durable_is_damage(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ next, what is returned, and what would be committed.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -64,8 +64,7 @@ def test_reading_stays_at_an_unreadable_record_until_a_seek(
             consumer.poll(0.0)
         consumer.commit()
     assert commits == [1]
-    consumer.pause([AT])
-    consumer.resume([AT])
+    consumer.hold()
     with pytest.raises(UnreadableRecordError):
         consumer.values()
     consumer.seek(caught.value.next)
@@ -242,6 +241,85 @@ def test_seeks_and_pauses_between_records_lose_none(consumer: FedConsumer) -> No
     assert consumer.values() == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_pauses_as_often_as_one_likes_fetch_nothing_again(
+    consumer: FedConsumer, commits: Commits, most: int
+) -> None:
+    """The fetch under way, queued pages and the rest of the present one hold, in order."""
+    consumer.write(*"abcdef")
+    consumer.write("x", "y", partition=1)
+    consumer.fetch(3)
+    plan = consumer.plan()
+    found = Reads(consumer, most)
+    for turn in range(40):
+        consumer.hold()
+        if turn == 5:
+            consumer.fetch(3)
+            consumer.fetch(partition=1)
+        found.read()
+        consumer.pause([AT, OTHER])
+        assert consumer.poll(0.0) is None
+        consumer.resume([AT, OTHER])
+    assert [one for one in found.values if one < "x"] == [*"abcdef"]
+    assert sorted(found.values) == [*"abcdefxy"]
+    assert consumer.plan().versions == plan.versions, "a request under way is not interrupted"
+    consumer.commit()
+    assert commits == [6]
+
+
+def test_a_seek_and_a_new_assignment_drop_what_a_pause_holds(consumer: FedConsumer) -> None:
+    consumer.write("a", "b", "c")
+    consumer.fetch()
+    assert next(consumer).value == "a"
+    consumer.pause([AT])
+    consumer.seek(AT, 2)
+    consumer.resume([AT])
+    assert consumer.values() == ["c"]
+    consumer.seek(AT, 0)
+    consumer.fetch()
+    assert next(consumer).value == "a"
+    consumer.pause([AT])
+    consumer.begin()
+    assert consumer.values() == ["a", "b", "c"]
+
+
+def test_an_exception_commits_before_the_record_of_a_paused_partition(commits: Commits) -> None:
+    """The partition was paused while its last record was being worked on."""
+    with pytest.raises(ValueError, match="program"), opened() as consumer:  # noqa: PT012
+        consumer.write("a", "b", "c")
+        consumer.fetch()
+        consumer.poll(0.0)
+        consumer.poll(0.0)
+        consumer.pause([AT])
+        msg = "the program's"
+        raise ValueError(msg)
+    assert commits == [1]
+
+
+def test_pages_that_a_pause_holds_are_bounded_and_make_room_for_others(commits: Commits) -> None:
+    """What is dropped is fetched again, and comes once."""
+    with opened(queued_max_bytes=8_192, max_partition_fetch_bytes=1_024) as consumer:
+        values = [f"{number:03}" * 50 for number in range(30)]
+        for partition in (0, 1):
+            consumer.write(*values, partition=partition)
+        consumer.fetch(15)
+        first = consumer.poll(0.0)
+        assert first is not None
+        version = consumer.state().version
+        consumer.pause([AT])
+        assert consumer.state().version != version, "it is larger than what is held decoded"
+        consumer.resume([AT])
+        consumer.fetch(10)
+        consumer.pause([AT])
+        consumer.make_room()
+        assert len(consumer.state().pages) == 1, "there is room"
+        consumer.fetch(partition=1)
+        consumer.make_room()
+        assert not consumer.state().pages
+        consumer.resume([AT])
+        assert sorted([first.value, *consumer.values()]) == sorted([*values, *values])
+
+
 # parts of a split value
 
 
@@ -268,29 +346,37 @@ def write_part(consumer: FedConsumer, value: str, number: int, name: str = "id")
 WHOLE = ["between", "onetwo", "behind"]
 
 
-def test_a_pause_between_the_parts_of_a_value_does_not_lose_it(consumer: FedConsumer) -> None:
-    """Its first part lies before the position, and is read again with the rest."""
+HOLDS = [FedConsumer.hold, FedConsumer.read_again]
+
+
+@pytest.mark.parametrize("hold", HOLDS)
+def test_a_pause_between_the_parts_of_a_value_does_not_lose_it(
+    consumer: FedConsumer, hold: Callable[[FedConsumer], None]
+) -> None:
+    """Its first part lies before the position, and is read again with the rest if need be."""
     write_parts(consumer)
     consumer.fetch()
     first = consumer.poll(0.0)
     assert first is not None
-    consumer.pause([AT])
-    consumer.resume([AT])
+    hold(consumer)
     assert [first.value, *consumer.values()] == WHOLE
 
 
-def test_reading_parts_again_returns_nothing_twice(consumer: FedConsumer) -> None:
+@pytest.mark.parametrize("hold", HOLDS)
+def test_reading_parts_again_returns_nothing_twice(
+    consumer: FedConsumer, hold: Callable[[FedConsumer], None]
+) -> None:
     """The first part lies several pages before the position."""
     write_parts(consumer, *"abcde")
     found: list[Any] = []
     while len(found) < 7:
         for _ in range(4):
-            consumer.fetch(2)
+            if consumer.has_more():
+                consumer.fetch(2)
         record = consumer.poll(0.0)
         assert record is not None
         found.append(record.value)
-        consumer.pause([AT])
-        consumer.resume([AT])
+        hold(consumer)
     assert found == [*"abcde", "onetwo", "behind"]
     assert consumer.offset() == 8
 
@@ -323,8 +409,7 @@ def test_a_first_part_that_retention_removed_stops_no_reading(consumer: FedConsu
     write_parts(consumer)
     consumer.fetch()
     consumer.poll(0.0)
-    consumer.pause([AT])
-    consumer.resume([AT])
+    consumer.read_again()
     consumer.refuse(consumer.plan(), 40_002, 0, "out of range")
     assert [one for one in consumer.values() if one != "two"] == ["behind"]
     assert consumer.offset() == 4
@@ -397,8 +482,7 @@ def test_a_value_that_was_returned_is_returned_again_by_a_seek_to_it(consumer: F
         assert consumer.values() == WHOLE[max(offset - 1, 0) :]
     consumer.seek(AT, 2)
     consumer.commit()
-    consumer.pause([AT])
-    consumer.resume([AT])
+    consumer.read_again()
     assert consumer.values() == WHOLE[1:]
 
 
@@ -441,7 +525,10 @@ def test_parts_without_their_first_one_hold_up_no_commit(commits: Commits) -> No
     assert commits[-1] == 4
 
 
-def test_a_value_that_was_given_up_is_told_again_after_a_pause(consumer: FedConsumer) -> None:
+@pytest.mark.parametrize("hold", HOLDS)
+def test_a_value_that_was_given_up_is_told_again_after_a_pause(
+    consumer: FedConsumer, hold: Callable[[FedConsumer], None]
+) -> None:
     """Until a seek goes on behind the record at which it was given up."""
     for number in range(UNFINISHED_MAX + 1):
         write_part(consumer, f"part of {number}", 1, f"id{number}")
@@ -450,8 +537,7 @@ def test_a_value_that_was_given_up_is_told_again_after_a_pause(consumer: FedCons
     for _ in range(2):
         with pytest.raises(UnreadableRecordError, match=f"at {UNFINISHED_MAX} "):
             consumer.values()
-        consumer.pause([AT])
-        consumer.resume([AT])
+        hold(consumer)
         consumer.seek(AT, UNFINISHED_MAX)
     consumer.seek(AT, UNFINISHED_MAX + 1)
     assert consumer.values() == ["behind"]

@@ -7,21 +7,19 @@ lets several tasks call it: `AIOKafkaConsumer` orders those calls that exclude e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
 from typing_extensions import override
 
-from http_api.client.calls import Answer, Call, Place
+from http_api.client.calls import Place
 from http_api.client.client_errors import WakeupError
-from http_api.client.consumer import offset_at
+from http_api.client.consumer import record_at
 from http_api.client.polling import PolledPage
 from http_api.client.sdk.async_consumer import AsyncConsumer
 from http_api.client.sdk.consumer_base import (
     AnyRecord,
-    PresentPage,
     RunCallback,
     UserSteps,
     WaitUntil,
@@ -33,14 +31,6 @@ from raft_metadata.common.clock import SystemClock
 JOIN_SLICE_S: Final = 0.5
 
 
-@dataclass(slots=True)
-class _AsidePage:
-    """A decoded page of a partition that is not read from now, with its rest."""
-
-    page: PresentPage
-    records: Iterator[AnyRecord]
-
-
 class PartitionReader(AsyncConsumer[Any, Any]):
     """An `AsyncConsumer` of bytes for one adapter."""
 
@@ -50,7 +40,6 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         self._on_rebalanced = on_rebalanced
         self._wanted: frozenset[Place] | None = None
         """Partitions to return records of; None: all."""
-        self._aside: list[_AsidePage] = []
         self._is_called_off = False
         """True if the task that reads, or the next one, has to let another task act."""
         self._seen_ms: dict[Place, int] = {}
@@ -115,16 +104,14 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         self._settle()
         page = self._page
         if page is not None and not self._wants(page.state.place):
-            self._aside.append(_AsidePage(page, self._records))
-            self._page, self._records, self._last, self._last_batch = None, iter(()), None, ()
+            self._set_aside(page.state.place)
+            self._last, self._last_batch = None, ()
 
     def _wants(self, place: Place) -> bool:
         return self._wanted is None or place in self._wanted
 
     @override
     def _next_page(self) -> bool:
-        if self._aside and self._open_aside():
-            return True
         if self._wanted is None:
             return super()._next_page()
         states = self._work.positions.states
@@ -138,17 +125,9 @@ class PartitionReader(AsyncConsumer[Any, Any]):
             for state in others:
                 state.is_paused = False
 
-    def _open_aside(self) -> bool:
-        for one in list(self._aside):
-            state = one.page.state
-            is_current = self._work.positions.states.get(state.place) is state
-            if not is_current or state.version != one.page.version:
-                self._aside.remove(one)
-            elif self._wants(state.place) and not state.is_paused:
-                self._aside.remove(one)
-                self._page, self._records = one.page, one.records
-                return True
-        return False
+    @override
+    def _may_read(self, state: PartitionState) -> bool:
+        return self._wants(state.place) and super()._may_read(state)
 
     @override
     def _open_page(self, state: PartitionState, page: PolledPage) -> None:
@@ -159,13 +138,13 @@ class PartitionReader(AsyncConsumer[Any, Any]):
     def _has_something(self) -> bool:
         if self._is_called_off:
             return True
-        if self._wanted is None and not self._aside:
+        if self._wanted is None:
             return super()._has_something()
         has_page = any(
             state.pages and not state.is_paused and self._wants(state.place)
             for state in self._work.positions.states.values()
         )
-        is_waited_for = any(self._wants(one.page.state.place) for one in self._aside)
+        is_waited_for = self._aside.first(self._may_read) is not None
         is_attended = self._is_woken or self._work.has_news
         has_error = self._work.positions.take_error() is not None
         return is_attended or has_page or is_waited_for or has_error
@@ -219,14 +198,8 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         self, place: Place, timestamp_ms: int, timeout: float | None = None
     ) -> tuple[int, int] | None:
         """Return offset and timestamp of the first record at or after a time; None: none is."""
-        request = offset_at(*place, timestamp_ms).request
-        call = Call(request, _first_place)
+        call = record_at(*place, timestamp_ms)
         return await self._ask(self._work.run_call(call, self._retry_s(timeout)))
-
-
-def _first_place(answer: Answer) -> tuple[int, int] | None:
-    records = answer.json()
-    return (int(records[0]["offset"]), int(records[0]["timestamp"])) if records else None
 
 
 def sdk_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:

@@ -75,8 +75,11 @@ from http_api.client.compat.confluent_metadata import (
 from http_api.client.compat.confluent_producer import question_s
 from http_api.client.compat.confluent_settings import client_settings, given_config
 from http_api.client.compat.kafka_codes import LocalCode
+from http_api.client.consumer import last_record, record_at
 from http_api.client.sdk import admin_client as sdk
 from http_api.client.sdk import admin_resources, record_types
+from http_api.client.sdk.admin_steps import AdminCall
+from http_api.client.sdk.steps import Steps
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -85,6 +88,7 @@ _log = logging.getLogger("quorumlog.compat")
 NO_EPOCH: Final = -1
 NO_TIMESTAMP: Final = -1
 MAX_TIMESTAMP: Final = -3
+TIME_MAX_MS: Final = (1 << 63) - 1
 _STATES: Final = {
     "EMPTY": ConsumerGroupState.EMPTY,
     "RECONCILING": ConsumerGroupState.PREPARING_REBALANCING,
@@ -103,6 +107,13 @@ class AdminDoor(sdk.Admin):
     def ask(self, call: Call[T], timeout_s: float | None) -> T:
         """Make a call to the cluster and return its result."""
         return self._run(timeout_s, lambda one: one.request(call))
+
+    def newest_record(
+        self, partition: record_types.TopicPartition, timeout_s: float | None
+    ) -> tuple[int, int] | None:
+        """Return offset and time of the first record with the largest time; None: no record."""
+        place = (partition.topic, partition.partition)
+        return self._run(timeout_s, lambda one: _newest_record(one, *place))
 
     def use_logger(self, logger: Any) -> None:
         """Log to another logger than ``quorumlog.admin`` from now on."""
@@ -347,6 +358,9 @@ class AdminClient:
     ) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
         """Find an offset in each partition; -1 if no record is at or after a time.
 
+        ``OffsetSpec.max_timestamp()`` looks up times until none is later: three requests where
+        times grow, at most some hundred.
+
         Keywords: ``isolation_level``, without an effect, and ``request_timeout`` in seconds.
         """
         timeout_s, _ = _options(kwargs, isolation_level=None)
@@ -361,7 +375,8 @@ class AdminClient:
         def find(key: TopicPartition) -> ListOffsetsResultInfo:
             place, number = _place(key), topic_partition_offsets[key].number
             if number == MAX_TIMESTAMP:
-                raise not_implemented("OffsetSpec.max_timestamp")
+                newest = self._sdk.newest_record(place, timeout_s)
+                return ListOffsetsResultInfo(*(newest or (OFFSET_END, NO_TIMESTAMP)), None)
             word: str | int = {-1: "latest", -2: "earliest"}.get(number, number)
             offset = self._sdk.list_offsets({place: word}, timeout=timeout_s)[place]
             if not isinstance(word, str):
@@ -878,3 +893,21 @@ def _group_metadata(one: admin_resources.ConsumerGroupDescription, broker: Any) 
         row.id, row.client_id = member.member_id, member.client_id
         made.members.append(row)
     return made
+
+
+def _newest_record(call: AdminCall, topic: str, partition: int) -> Steps[tuple[int, int] | None]:
+    """Find the largest time by look-ups, in growing steps from that of the last record."""
+    found = yield from call.request(last_record(topic, partition))
+    if found is None:  # compaction removed it, or there is none
+        found = yield from call.request(record_at(topic, partition, 0))
+    if found is None:
+        return None
+    low_ms, high_ms, step_ms = found[1], TIME_MAX_MS, 1
+    while low_ms < high_ms:
+        probe_ms = min(low_ms + step_ms, (low_ms + high_ms + 1) // 2)
+        found = yield from call.request(record_at(topic, partition, probe_ms))
+        if found is None:
+            high_ms = probe_ms - 1
+        else:
+            low_ms, step_ms = found[1], 2 * step_ms
+    return (yield from call.request(record_at(topic, partition, low_ms)))

@@ -228,7 +228,7 @@ class OffsetSpec:
 
     @classmethod
     def max_timestamp(cls) -> OffsetSpec:
-        """Return the place of the largest timestamp, which the cluster can't look up."""
+        """Return the place of the first record with the largest timestamp."""
         return cls(-3)
 
     @classmethod
@@ -239,7 +239,7 @@ class OffsetSpec:
 
 @dataclass
 class ListOffsetsResultInfo:
-    """An offset that was looked up; ``timestamp`` is -1, which stands for unknown."""
+    """An offset that was looked up; ``timestamp`` is -1 (unknown) but for the largest one."""
 
     offset: int
     timestamp: int

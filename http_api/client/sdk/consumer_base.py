@@ -42,14 +42,14 @@ from http_api.client.sdk.commits import (
 from http_api.client.sdk.consumer_settings import ConsumerConfig
 from http_api.client.sdk.consumer_work import ConsumerWork
 from http_api.client.sdk.membership import Subscription
-from http_api.client.sdk.page_decoding import PageDecoder, unreadable_error
-from http_api.client.sdk.part_joining import PartJoiner, is_part
+from http_api.client.sdk.page_decoding import PageDecoder
 from http_api.client.sdk.positions import (
     LogPosition,
     PartitionState,
     partitions_of,
     place_to_begin,
 )
+from http_api.client.sdk.present_pages import AsidePages, PresentPage, open_page
 from http_api.client.sdk.record_types import (
     K,
     Record,
@@ -73,6 +73,8 @@ LEAVE_SHARE: Final = 6
 """Of the time for the end of a subscription this part is left for leaving the group."""
 USER_WORK: Final = "user"
 """Name of the requests that `wakeup` interrupts."""
+ASIDE_SHARE: Final = 4
+"""Decoded pages of paused partitions take this part of ``queued_max_bytes``, beside the queue."""
 WAIT_SLICE_S: Final = 0.5
 """Longest wait before interrupted requests are looked at again."""
 
@@ -117,18 +119,6 @@ def _attend_in_child() -> None:
 os.register_at_fork(after_in_child=_attend_in_child)
 
 
-@dataclass(frozen=True, slots=True)
-class PresentPage:
-    """The decoded page whose records are being returned."""
-
-    state: PartitionState
-    version: int
-    """Version of the state when the page was decoded: another one makes the page void."""
-    end: LogPosition
-    """Position behind the page, or at the record that ``error`` is about."""
-    error: QuorumlogError | None
-
-
 class ConsumerBase(Generic[K, V]):
     """State of one consumer on the program's side, and everything that does not wait."""
 
@@ -137,6 +127,7 @@ class ConsumerBase(Generic[K, V]):
         self._records: Iterator[AnyRecord] = iter(())
         """Decoded records of the present page that were not returned yet."""
         self._page: PresentPage | None = None
+        self._aside = AsidePages(config.queued_max_bytes // ASIDE_SHARE)
         self._last: AnyRecord | None = None
         """The record that was returned last; None: none since the last long way."""
         self._last_batch: Sequence[AnyRecord] = ()
@@ -150,9 +141,10 @@ class ConsumerBase(Generic[K, V]):
         """Time from which a poll goes the long way."""
         self._polled_s = time.monotonic()
         self._commit_due_s = math.inf
-        self._stats_due_s = math.inf
-        if config.on_stats is not None and config.stats_interval_ms:
-            self._stats_due_s = time.monotonic() + config.stats_interval_ms / MS
+        has_stats = config.on_stats is not None and config.stats_interval_ms > 0
+        self._stats_due_s = (
+            time.monotonic() + config.stats_interval_ms / MS if has_stats else math.inf
+        )
         self._is_woken = self._is_in_callback = False
         self._is_closing = False
         """True from the call of `close`; one in a callback is put off until the call's end."""
@@ -283,7 +275,7 @@ class ConsumerBase(Generic[K, V]):
         if page is None:
             return
         state = page.state
-        if state.version != page.version:  # the background has moved the position since
+        if page.is_void:  # the background has moved the position since
             self._page, self._records = None, iter(())
         elif last is not None and (last.topic, last.partition) == state.place:
             epoch = last.leader_epoch if last.leader_epoch >= 0 else None
@@ -300,7 +292,7 @@ class ConsumerBase(Generic[K, V]):
         if page is None:
             return
         state = page.state
-        if state.version == page.version:
+        if not page.is_void:
             if state.position is None or page.end.offset >= state.position.offset:
                 self._move(state, page.end)  # else it was read again for its parts
             if page.error is not None:
@@ -337,50 +329,53 @@ class ConsumerBase(Generic[K, V]):
                 state.rewind()
         self._work.refresh()
 
+    def _set_aside(self, place: Place) -> None:
+        """Return no more of the present page for a while if it is of this partition."""
+        self._settle()
+        page = self._page
+        if page is not None and page.state.place == place:
+            self._aside.put(page, self._records)  # before it is taken away: an interrupt loses none
+            self._page, self._records = None, iter(())
+
+    def _may_read(self, state: PartitionState) -> bool:
+        return state.is_readable
+
+    def _open_aside(self) -> bool:
+        """Go on with a page that was put aside; return False if there is none to read now."""
+        found = self._aside.first(self._may_read)
+        if found is None:
+            return False
+        self._page, self._records = found.page, found.records
+        self._aside.remove(found)
+        return True
+
     def _next_page(self) -> bool:
-        """Decode the page that is next in turn; return False if none waits."""
+        """Open or decode the page that is next in turn; return False if none waits."""
         taken: tuple[PartitionState, PolledPage] | None = None
         try:
             while True:
-                taken = self._work.positions.next_page()
-                if taken is None:
-                    return False
-                self._open_page(*taken)
-                if self._work.positions.is_full:  # there is room again
-                    self._work.refresh()
+                if not self._open_aside():
+                    taken = self._work.positions.next_page()
+                    if taken is None:
+                        return False
+                    self._open_page(*taken)
+                    if self._work.positions.is_full:  # there is room again
+                        self._work.refresh()
                 record = next(self._records, None)
                 if record is not None:
                     self._records = itertools.chain((record,), self._records)
                     return True
                 self._end_page()
         except BaseException:  # such as an interrupt of a deserializer
-            self._page, self._records = None, iter(())
+            page, self._page, self._records = self._page, None, iter(())
+            if page is not None:
+                page.state.rewind()
             if taken is not None:
                 taken[0].rewind()
             raise
 
     def _open_page(self, state: PartitionState, page: PolledPage) -> None:
-        decoded = self._decoder.decode(page.topic, page.partition, page.body)
-        records = decoded.records
-        unreadable = bool(decoded.unreadable)
-        if self._config.large_messages == "join" and decoded.has_headers:
-            if state.joiner is None and any(is_part(one.headers) for one in records):
-                state.joiner = PartJoiner(self._config.value_deserializer)
-            if state.joiner is not None:
-                records = state.joiner.join(records)
-                unreadable = True  # joining may find some
-        if state.joiner is not None:
-            state.joiner.end = max(state.joiner.end, page.next_offset)
-        first = state.position.offset if state.position is not None else 0
-        if records and records[0].offset < first:  # a batch is fetched whole
-            records = [one for one in records if one.offset >= first]
-        end, error = LogPosition(page.next_offset, page.next_leader_epoch), None
-        if unreadable and self._config.on_unreadable == "raise":
-            at = next((n for n, one in enumerate(records) if one.unreadable), None)
-            if at is not None:
-                end, error = LogPosition(records[at].offset), unreadable_error(records[at])
-                records = records[:at]
-        self._page = PresentPage(state, state.version, end, error)
+        self._page, records = open_page(self._config, self._decoder, state, page)
         self._records = iter(records)
 
     # the long way of poll, consume and iteration
@@ -454,6 +449,7 @@ class ConsumerBase(Generic[K, V]):
             self._is_woken
             or self._work.has_news
             or self._work.positions.has_page()
+            or self._aside.first(self._may_read) is not None
             or self._work.positions.take_error() is not None
         )
 
@@ -848,8 +844,7 @@ class ConsumerBase(Generic[K, V]):
         for one in partitions:
             state = self._state(one)
             if is_paused and not state.is_paused:
-                self._drop_page([state.place])
-                state.rewind()  # others get the room
+                self._set_aside(state.place)
             state.is_paused = is_paused
         self._work.refresh()
 

@@ -28,6 +28,7 @@ from http_api.client.client_errors import (
     FencedError,
     OutcomeUnknownError,
     QuorumlogError,
+    UnreachableError,
 )
 from http_api.client.consumer import ends
 from http_api.client.polling import Polled, PolledPage, PollPosition, poll
@@ -275,6 +276,7 @@ class ConsumerWork:
     def _fetch(self, worker: FetchWorker) -> Steps[None]:
         while not self.shell.is_stopping:
             try:
+                self.positions.make_room()
                 plan = self.positions.plan(worker.broker, self.shell.now_s())
                 if isinstance(plan, FetchPlan):
                     yield from self._fetch_once(worker, plan)
@@ -358,7 +360,7 @@ class ConsumerWork:
         steps = steps_of(call, self.context, self.shell.now_s, retry_s)
         try:
             return (yield from changed(steps, check))
-        except (_OverError, OutcomeUnknownError):
+        except (_OverError, OutcomeUnknownError, UnreachableError):
             if is_over():
                 return None
             raise

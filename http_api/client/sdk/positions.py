@@ -216,6 +216,13 @@ class ReadPositions:
             if state.fetched is not None and state.is_readable:
                 yield state
 
+    def make_room(self) -> None:
+        """Drop the pages of paused partitions if others lack the room to be fetched."""
+        if self._queued_max_bytes - self.queued_bytes < self._max_partition_bytes:
+            for state in self.states.values():
+                if state.is_paused and state.pages:
+                    state.rewind()
+
     def plan(self, broker: str, now_s: float) -> FetchPlan | float | None:
         """Return what to fetch from a broker; seconds until something may be; None: not now."""
         room = self._queued_max_bytes - self.queued_bytes

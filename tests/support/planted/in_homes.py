@@ -50,7 +50,9 @@ def _patch_may_go(patch: Patch, change: Callable[[HomeState, ChunkPlaced, Any], 
 
 def _is_named(home: HomeState, chunk: ChunkPlaced) -> bool:
     last = home.newest.get(chunk.id)
-    return last is not None and any(unit.source == chunk.place for unit in last.units)
+    return last is not None and any(
+        home_decisions._is_within(unit.source, chunk) for unit in last.units
+    )
 
 
 @home_fault("rule S2: an abort writes over a decision that is not complete", "S2", first=8)
@@ -252,3 +254,8 @@ def _move_without_horizon(patch: Patch) -> None:
         return (True, ()) if is_raised and chunk.copy is not None else answer
 
     _patch_may_go(patch, may_go)
+
+
+@home_fault("rule S10: of a moved chunk only the first record is named at its new place", "T8")
+def _move_of_the_first_record(patch: Patch) -> None:
+    patch.setattr(home_decisions, "_is_within", lambda source, chunk: source == chunk.place)
