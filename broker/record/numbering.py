@@ -65,7 +65,7 @@ class NumbersExhaustedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class NumberedHome:
     """The parts of a numbering."""
 
     kind: HomeKind
@@ -102,12 +102,12 @@ def make_numbering(kind: HomeKind, partition: PartitionId, unclean_epoch: Leader
     return Numbering(FIRST_RESERVED_PRODUCER_ID | fields)
 
 
-def home_of(producer_id: int) -> Home | None:
+def home_of(producer_id: int) -> NumberedHome | None:
     """Return the home of a reserved producer id; None for any other id, and of an unknown kind."""
     kind = producer_id >> _KIND_SHIFT & KIND_MAX
     if not is_reserved(producer_id) or kind not in _TOPICS:
         return None
-    return Home(
+    return NumberedHome(
         HomeKind(kind),
         PartitionId(producer_id >> _PARTITION_SHIFT & HOME_PARTITION_MAX),
         LeaderEpoch(producer_id & (1 << _PARTITION_SHIFT) - 1),

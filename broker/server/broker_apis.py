@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from broker.record.lines import key_view
 from broker.server.admin import AdminRequests, RecordDeletion
 from broker.server.direct_requests import DirectRequests
-from broker.server.drains import DrainWatch
+from broker.server.drains import DrainWatch, StuckDrain
 from broker.server.fetch import ReadRouting
 from broker.server.forwarded_produce import (
     ForwardedProduces,
@@ -127,11 +127,7 @@ class RoutedBrokerApis:
         )
         self._drains = DrainWatch()
         self._metadata = MetadataRequests(
-            config,
-            loader,
-            controllers,
-            self.own_facts,
-            lambda image: self._drains.stuck(image, clock.monotonic_ms()),
+            config, loader, controllers, self.own_facts, self._stuck_drains
         )
         self.router = LeaderRouter(loader, peers, clock)
         self._keyless = KeylessPlacement(random_bytes)
@@ -153,20 +149,24 @@ class RoutedBrokerApis:
             random_bytes,
         )  # fmt: skip
         self._deletion = RecordDeletion(config.broker_id, self.router, trimming, clock)
-        self.row_targets = RowTargets(
-            loader, self._topics, self._configs, lifecycle.controller_clock.wall_ms
-        )
+        self.row_targets = RowTargets(loader, self._topics, self._configs, self._stamp_ms)
         self.home_image = HomeImage(config, loader, self._topics)
         self.coordinators = make_coordinators(self)
-        self.coordinator = self.coordinators.groups
         self._groups = GroupRequests(
-            config, self.router, self._reads, self.coordinator, loader, self._topics,
+            config, self.router, self._reads, self.coordinators.groups, loader, self._topics,
             self.internal_topics, clock, random_bytes,
         )  # fmt: skip
         self._transactions = TransactionRequests(
             config, self.router, self.coordinators, loader, self.internal_topics,
             self.row_targets, self._keyless, clock,
         )  # fmt: skip
+
+    def _stamp_ms(self) -> int:
+        """Return the time that rows without one would get (rule R10)."""
+        return self._lifecycle.controller_clock.wall_ms()
+
+    def _stuck_drains(self, image: MetadataImage) -> list[StuckDrain]:
+        return self._drains.stuck(image, self._clock.monotonic_ms())
 
     def observe_drains(self, image: MetadataImage) -> None:
         """Note how far drains are; called for each image, in order."""
@@ -241,7 +241,7 @@ class RoutedBrokerApis:
             static_configs=self._static_configs,
             shutdown_blocked_by=self._lifecycle.shutdown_blocked_by,
             damage=damage_led_here(self._local.damaged(), self._local.leads),
-            troubles=self.coordinator.troubles(),
+            troubles=self.coordinators.groups.troubles(),
         )
 
     # groups

@@ -76,8 +76,7 @@ class PeerRequests:
         self._own_facts = own_facts
         self._follower_reads = follower_reads
         self._trimming = trimming
-        self._coordinator = coordinators.groups
-        self._homes = coordinators
+        self._coordinators = coordinators
         self._stages = stages
         self._home_words = home_words
         self._local = local
@@ -111,9 +110,9 @@ class PeerRequests:
                 return join_body({})
             case Kind.GROUP:
                 request = group_messages.decode_request(body)
-                return group_messages.encode_answer(await self._coordinator.answer(request))
+                return group_messages.encode_answer(await self._coordinators.groups.answer(request))
             case Kind.LIST_GROUPS:
-                groups = await self._coordinator.list_groups(PartitionId(head["partition"]))
+                groups = await self._coordinators.groups.list_groups(PartitionId(head["partition"]))
                 return group_messages.encode_answer(tuple(groups))
             case Kind.TXN | Kind.APPLY | Kind.LIST_TXNS | Kind.LIST_GROUP_TXNS:
                 return await self._of_transactions(kind, body, timeout_ms)
@@ -135,14 +134,14 @@ class PeerRequests:
         match kind:
             case Kind.TXN:
                 request = decode_home_request(body)
-                return encode_home_answer(await self._homes.answer_id(request))
+                return encode_home_answer(await self._coordinators.answer_id(request))
             case Kind.APPLY:
-                answer = await self._homes.targets.append(decode_apply(body), timeout_ms)
+                answer = await self._coordinators.targets.append(decode_apply(body), timeout_ms)
                 return encode_apply_answer(answer)
             case Kind.LIST_TXNS:
-                found = await self._homes.transactions.descriptions(*decode_list(body))
+                found = await self._coordinators.transactions.descriptions(*decode_list(body))
             case _:
-                found = await self._homes.groups.descriptions(*decode_list(body))
+                found = await self._coordinators.groups.descriptions(*decode_list(body))
         return encode_home_answer(tuple(found))
 
     async def _read(self, kind: int, head: dict[str, Any]) -> bytes:

@@ -16,7 +16,12 @@ from broker.transactions.messages import TargetRows
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import PartitionId
 from raft_metadata.common.internal_topics import INTERNAL_TOPICS
-from raft_metadata.common.record_placement import partition_of
+from raft_metadata.common.record_placement import (
+    KeylessRotation,
+    Partitioner,
+    keyless_candidates,
+    partition_of,
+)
 
 if TYPE_CHECKING:
     from broker.record.lines import ProduceRecord
@@ -27,6 +32,20 @@ if TYPE_CHECKING:
 
 NextKeyless = Callable[["TopicImage"], Callable[[], int]]
 """The function that gives the keyless rows of a topic their partitions."""
+
+
+def seeded_keyless(name: str, partitioner: Partitioner) -> NextKeyless:
+    """Return the placement of the keyless rows of a write that has a name.
+
+    A repeat gives them the same partitions as long as the same ones have leaders.
+    """
+    seed = zlib.crc32(name.encode())
+
+    def of(topic: TopicImage) -> Callable[[], int]:
+        places = [one.has_leader for one in topic.partitions[: topic.routed_count]]
+        return KeylessRotation(seed).for_batch(keyless_candidates(places), partitioner)
+
+    return of
 
 
 class PlacedTopic(NamedTuple):

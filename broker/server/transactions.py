@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from broker.coordinator.home import StagePort
 from broker.coordinator.records import partition_of_group
 from broker.server.peer_codec import PeerRequestKind
-from broker.server.row_targets import PlacedTopic, RowTargets, layout_of, target_rows
+from broker.server.row_targets import (
+    NextKeyless,
+    PlacedTopic,
+    RowTargets,
+    layout_of,
+    seeded_keyless,
+    target_rows,
+)
 from broker.server.transaction_apis import (
     TRANSACTION_TIMEOUT_MS,
     TRANSACTION_TIMEOUT_MS_MAX,
@@ -26,6 +33,7 @@ from broker.server.transaction_apis import (
     RowPlace,
     StagedRow,
     StageRequest,
+    TopicRows,
     TransactionLimits,
 )
 from broker.server.transaction_ports import StagedRows
@@ -187,7 +195,7 @@ class TransactionRequests:
         """Decide a transaction and wait until all its targets have committed their rows."""
         deadline_ms = self._deadline_ms(request.timeout_ms)
         placed = [
-            await self._targets.place(rows, deadline_ms, self._keyless_of(request))
+            await self._targets.place(rows, deadline_ms, self._keyless_of(request, rows))
             for rows in request.topics
         ]
         inline = tuple(rows for each in placed for rows in target_rows(each))
@@ -208,16 +216,15 @@ class TransactionRequests:
         rows = _row_places(placed, outcome, asked.layout) if request.answers_rows else ()
         return Committed(outcome=outcome, home_leader=self.home_leader(request.id), rows=rows)
 
-    def _keyless_of(self, request: CommitRequest) -> Callable[[TopicImage], Callable[[], int]]:
-        """Return the placement of keyless rows: under a key all of a topic go to one partition.
+    def _keyless_of(self, request: CommitRequest, rows: TopicRows) -> NextKeyless:
+        """Return the placement of keyless rows.
 
-        So a repeat gives its rows the same partitions as the first attempt, and can be answered
-        with their offsets, unless the topic has grown.
+        Under a key a repeat gives its rows the same partitions as the first attempt, as a rule, so
+        that it can be answered with their offsets.
         """
-        if not request.id.is_key:
-            return lambda topic: lambda: self._keyless.next_of(topic)
-        seed = zlib.crc32(request.id.name.encode())
-        return lambda topic: lambda: seed % topic.routed_count
+        if request.id.is_key:
+            return seeded_keyless(request.id.name, rows.partitioner)
+        return lambda topic: self._keyless.for_request(topic, rows.partitioner)
 
     def _check_size(self, size: int) -> None:
         layers = cluster_layers(self._loader.image, self._config.static())

@@ -45,7 +45,10 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 Records = tuple[HomeRecord, ...]
 FORGOTTEN_AT_ONCE = 1_000
-"""Most keys, and most ids, that one turn looks at to forget them."""
+"""Most keys, one-shots without a key, and ids that one turn looks at to forget them."""
+ONCE_KEPT_MS = 120_000
+"""Time for which a one-shot without a key is known: twice the longest deadline of a request, which
+brokers repeat between them until then (rule S12)."""
 UNITS_MAX = 100_000
 """Most units of one transaction: its decision is one batch, of some 7 MB then."""
 
@@ -303,7 +306,7 @@ def _check_room(home: HomeState, decision: Decision, limits: HomeLimits) -> None
         text = f"{len(targets)} partitions, transaction.max.partitions is {limits.partitions_max}"
         raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
     if id_ not in home.newest:
-        if id_.is_key and len(home.keys) >= limits.keys_max:
+        if id_.is_key and len(home.keys) + len(home.once) >= limits.keys_max:
             text = f"idempotency.keys.max ({limits.keys_max}) is reached at this home"
             raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, text)
         if isinstance(decision.content.position, NumberedPosition):
@@ -490,14 +493,16 @@ def forget_by_age(
     def newest(times_ms: Iterable[int | None]) -> int:
         return max(loaded_ms if at is None else at for at in times_ms)
 
-    complete_keys = (id_ for id_ in home.keys if not home.newest[id_].is_open)
-    for id_ in islice(complete_keys, FORGOTTEN_AT_ONCE):
-        last = home.newest[id_]
-        at_ms = newest((last.decided_ms, last.completed_ms))
-        if at_ms + limits.key_retention_ms < now_ms:
-            records.append(HomeRecord(TransactionKey(*id_), None))
-        elif at_ms <= now_ms:
-            break  # those behind it are younger; one of the future, by a wrong clock, stops nothing
+    once_kept_ms = min(ONCE_KEPT_MS, limits.key_retention_ms)
+    for keys, kept_ms in ((home.keys, limits.key_retention_ms), (home.once, once_kept_ms)):
+        complete_keys = (id_ for id_ in keys if not home.newest[id_].is_open)
+        for id_ in islice(complete_keys, FORGOTTEN_AT_ONCE):
+            last = home.newest[id_]
+            at_ms = newest((last.decided_ms, last.completed_ms))
+            if at_ms + kept_ms < now_ms:
+                records.append(HomeRecord(TransactionKey(*id_), None))
+            elif at_ms <= now_ms:
+                break  # those behind it are younger; a time in the future, of a wrong clock, is not
     floor = home.floor
     for id_ in to_check:
         present, decided = home.epochs.get(id_), home.newest.get(id_)

@@ -36,7 +36,7 @@ class HomeLimits:
     units_max: int = 256
     """Units of one target that wait for it."""
     keys_max: int = 50_000
-    """``idempotency.keys.max``."""
+    """``idempotency.keys.max``, one-shots without a key among them."""
     ids_max: int = 100_000
     """``transactional.ids.max``."""
     key_retention_ms: int = 600_000
@@ -71,6 +71,8 @@ class HomeState:
     """Units of open decisions, by target."""
     keys: dict[TransactionalId, None] = field(default_factory=dict)
     """The idempotency keys, in the order of their newest records: of completions, nearly."""
+    once: dict[TransactionalId, None] = field(default_factory=dict)
+    """The one-shots without a key, in the same order."""
     ids_count: int = 0
     """Number of ids that are no keys."""
 
@@ -104,6 +106,7 @@ class HomeState:
     def _fold_transaction(self, id_: TransactionalId, value: object) -> None:
         before = self.newest.get(id_)
         is_open = isinstance(value, TransactionValue) and value.is_open
+        kept = self.once if id_.is_once else self.keys
         if before is not None and before.is_open:
             # A record of the same decision (a chunk was moved, a run came later) keeps its place.
             if not is_open:
@@ -115,12 +118,12 @@ class HomeState:
                     del self.open_units[unit.target]
         if not isinstance(value, TransactionValue):
             self.newest.pop(id_, None)
-            self.keys.pop(id_, None)
+            kept.pop(id_, None)
             return
         self.newest[id_] = value
         if id_.is_key:
-            self.keys.pop(id_, None)
-            self.keys[id_] = None
+            kept.pop(id_, None)
+            kept[id_] = None
         if value.is_open:
             self.open[id_] = None
             self.open_bytes += value.inline_bytes

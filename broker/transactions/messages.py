@@ -27,6 +27,8 @@ NO_GROUP = GroupId("")
 """In place of a group: the home is a partition of `__transaction_state`."""
 KEY_PREFIX = "key:"
 """Beginning of the id that an idempotency key is kept under; no client may choose such an id."""
+ONCE_PREFIX = f"{KEY_PREFIX} "
+"""Beginning of the id of a one-shot without a key. Keys have no blanks, so no client repeats it."""
 EXPECTED_NONE = -1
 """`OffsetMove.expected` of a partition for which the group has committed nothing yet."""
 
@@ -43,6 +45,11 @@ class TransactionalId(NamedTuple):
     def is_key(self) -> bool:
         """True for an idempotency key, which has one position."""
         return self.name.startswith(KEY_PREFIX)
+
+    @property
+    def is_once(self) -> bool:
+        """True for a one-shot without a key: it is repeated between brokers only."""
+        return self.name.startswith(ONCE_PREFIX)
 
 
 class ProducerPosition(NamedTuple):

@@ -92,6 +92,20 @@ async def test_a_produce_with_a_key_gets_the_offsets_of_the_first(desk: Desk) ->
     assert sorted(seen) == [["keyed", 0], ["keyed", 1], ["keyed", 2]]
 
 
+async def test_keyless_rows_under_a_key_go_where_the_partitioner_says(desk: Desk) -> None:
+    body = {"records": [{"value": ["spread", number]} for number in range(6)]}
+    for partitioner, count in (("round_robin", PARTITIONS), ("sticky", 1)):
+        path = f"/topics/orders?partitioner={partitioner}"
+        answers = [
+            await desk.send("POST", path, body, Idempotency_Key=f"spread-{partitioner}")
+            for _ in range(3)
+        ]
+        assert all(one.body == answers[0].body for one in answers)
+        rows = answers[0].body["offsets"]
+        assert len({row["partition"] for row in rows}) == count
+        assert all(row["offset"] >= 0 for row in rows)
+
+
 async def test_offsets_move_with_the_rows_or_nothing_does(desk: Desk) -> None:
     path = "consumer-groups/copiers/transactions"
 

@@ -106,7 +106,7 @@ class TurnsOfAHome(RuleBasedStateMachine):
         home = self.world.home
         ids = {id_ for id_ in (*home.epochs, *home.newest) if not id_.is_key}
         assert home.ids_count == len(ids)
-        assert set(home.keys) == {id_ for id_ in home.newest if id_.is_key}
+        assert {*home.keys, *home.once} == {id_ for id_ in home.newest if id_.is_key}
         assert home.open_bytes == sum(home.newest[id_].inline_bytes for id_ in home.open)
 
 

@@ -63,8 +63,8 @@ Records = tuple[HomeRecord, ...]
 
 
 def named(name: str) -> TransactionalId:
-    """Return the id of a name without a group."""
-    return TransactionalId(GroupId(""), name)
+    """Return the id of a name without a group; ``key:_1`` is a one-shot without a key."""
+    return TransactionalId(GroupId(""), name.replace("_", " "))
 
 
 def target(letter: str) -> Target:
@@ -352,7 +352,7 @@ def show_record(record: HomeRecord) -> str:
     key, value = record
     match key:
         case TransactionKey():
-            shown = f"txn {key.name}"
+            shown = f"txn {key.name.replace(' ', '_')}"
         case EpochKey():
             shown = f"epoch {key.name}"
         case NextKey():

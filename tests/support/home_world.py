@@ -53,7 +53,7 @@ STEPS = 160
 LIMITS = HomeLimits(key_retention_ms=100, id_expiration_ms=150, committing_max=6, ids_max=4)
 PRODUCERS = (named("p"), named("q"))
 NUMBERED = (named("n"),)
-KEYS = (named("key:k"), named("key:l"))
+KEYS = (named("key:k"), named("key:_1"))
 FOR_GOOD = {
     ErrorCode.PRODUCER_FENCED,
     ErrorCode.TRANSACTION_ABORTED,
@@ -410,6 +410,7 @@ class HomeWorld:
         kept = folded(compacted(records))
         hold("T18", facts(kept) == before, "the compacted log differs")
         hold("T18", list(kept.keys) == list(self.home.keys), "keys have another order")
+        hold("T18", list(kept.once) == list(self.home.once), "one-shots have another order")
         self.turns.load()
         hold("T18", facts(self.home) == before, "the log differs")
 

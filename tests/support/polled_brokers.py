@@ -136,7 +136,16 @@ class PolledBroker:
             clock, self.catch_up, lambda count: b"\1" * count,
         )  # fmt: skip
         self.services = PeerRequests(
-            self.local, self.manager, nobody, nobody, nobody, reads, self.polls, nobody
+            self.local,
+            self.manager,
+            nobody,
+            nobody,
+            nobody,
+            nobody,
+            nobody,
+            reads,
+            self.polls,
+            nobody,
         )
 
     async def catch_up(self) -> bool:

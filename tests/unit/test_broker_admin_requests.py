@@ -117,6 +117,8 @@ class World:
             cast("Any", None),
             loader,
             cast("Any", None),
+            cast("Any", None),
+            cast("Any", None),
             lambda: self.facts,
             cast("Any", None),
             cast("Any", None),

@@ -257,7 +257,8 @@ def door(
     lifecycle = SimpleNamespace(controller_clock=clock or SystemClock())
     made_door = RoutedBrokerApis(
         config, cast("Any", None), cast("Any", loader), cast("Any", lifecycle),
-        cast("Any", controllers), cast("Any", peers), lambda _: cast("Any", coordinator),
+        cast("Any", controllers), cast("Any", peers),
+        lambda _: cast("Any", SimpleNamespace(groups=coordinator)),
         cast("Any", None), cast("Any", None), cast("Any", None), clock or SystemClock(),
         lambda count: bytes(range(count)),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.record.numbering import ROW_NUMBER_MAX
+from broker.server.transaction_apis import TRANSACTION_TIMEOUT_MS_MAX
 from broker.transactions import home_decisions
 from broker.transactions.home_decisions import ChunkPlaced, Content, Decision, Part
 from broker.transactions.home_records import (
@@ -228,12 +229,21 @@ def test_rule_s6_fenced_is_not_unwritten_where_epochs_are_forgotten() -> None:
     )
 
 
-def test_rule_s6_a_refusal_names_the_present_epoch() -> None:
+@pytest.mark.parametrize(
+    ("name", "epoch", "text"),
+    [
+        ("p", 1, "epoch 1 of p is over; the present one is 2"),
+        ("p", 3, "epoch 3 of p was never given; the present one is 2"),
+        ("q", 1, "q has no epoch 1: initialise it first"),
+    ],
+)
+def test_rule_s6_a_refusal_names_the_present_epoch(name: str, epoch: int, text: str) -> None:
     turns = HomeTurns()
     check("init p -> epoch 1 | epoch p 1\n init p -> epoch 2 | epoch p 2", turns)
-    content = Content(named("p"), ProducerPosition(1, 0), "A")
-    with pytest.raises(KafkaError, match="epoch 1 of p is over; the present one is 2"):
+    content = Content(named(name), ProducerPosition(epoch, 0), "A")
+    with pytest.raises(KafkaError) as caught:
         home_decisions.judge(turns.home, content)
+    assert caught.value.message == text
 
 
 # ---------------------------------------------------------------- S7
@@ -537,6 +547,26 @@ def test_rule_s12_keys_are_looked_at_in_the_order_of_their_completions() -> None
         """,
         turns,
     )
+
+
+def test_rule_s12_a_one_shot_without_a_key_is_kept_for_repeats_between_brokers() -> None:
+    """No client repeats it. Kept like a key, 84 a second at one home were refused in the end."""
+    kept_ms = home_decisions.ONCE_KEPT_MS
+    assert kept_ms >= 2 * TRANSACTION_TIMEOUT_MS_MAX
+    check(f"""
+        commit key:k - A      -> decided | txn key:k 0.0 complete A
+        commit key:_1 - A a1  -> decided | txn key:_1 0.0 committing A a:0+1, next a 1
+        age {5 * kept_ms - 1} -> checked
+        complete key:_1 a=0   -> done    | txn key:_1 0.0 complete A a=0
+        age 2                 -> checked | no txn key:k
+        age {kept_ms - 2}     -> checked
+        commit key:_1 - A a1  -> again 0.0 complete
+        load                  -> loaded
+        age 1                 -> checked | no txn key:_1
+    """)
+    turns = HomeTurns(limits=HomeLimits(key_retention_ms=100))
+    check("commit key:_1 - A -> decided | txn key:_1 0.0 complete A", turns)
+    check("age 101 -> checked | no txn key:_1", turns)
 
 
 def test_rule_s12_only_the_ids_that_are_named_are_looked_at() -> None:

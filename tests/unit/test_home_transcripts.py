@@ -499,6 +499,7 @@ def test_so_many_keys_are_known_at_most() -> None:
         """
         commit key:k - A -> decided | txn key:k 0.0 complete A
         commit key:l - A -> THROTTLING_QUOTA_EXCEEDED not_written
+        commit key:_1 - A -> THROTTLING_QUOTA_EXCEEDED not_written
         commit key:k - A -> again 0.0 complete
         commit n #0 A    -> decided | txn n 0.0 complete A run=r1
         forget key:k     -> forgotten | no txn key:k

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -38,7 +38,7 @@ class Brokers:
         self.kinds: list[int] = []
         """The leader is of a version that does not know the question."""
         nothing: Any = None
-        self.services = PeerRequests(here.local, here.manager, *[nothing] * 6)
+        self.services = PeerRequests(here.local, here.manager, *[nothing] * 8)
         self.leader = self._apis(directory, ME)
         self.other = self._apis(directory, OTHER)
         self.learn({})
@@ -51,7 +51,8 @@ class Brokers:
             controller_clock=SimpleNamespace(wall_ms=lambda: self.now_ms)
         )
         return RoutedBrokerApis(
-            config, self.here.local, loader, lifecycle, nothing, loader, lambda _: nothing,
+            config, self.here.local, loader, lifecycle, nothing, loader,
+            lambda _: cast("Any", SimpleNamespace(groups=None)),
             nothing, nothing, nothing, SystemClock(), lambda count: bytes(range(count)),
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -122,7 +123,8 @@ def door(directory: Path, image: MetadataImage, answer: bytes | None = None) -> 
     nobody = cast("Any", None)
     apis = RoutedBrokerApis(
         config, nobody, cast("Any", loader), nobody, nobody, cast("Any", peers),
-        lambda _: nobody, nobody, nobody, nobody, clock, lambda count: bytes(range(count)),
+        lambda _: cast("Any", SimpleNamespace(groups=None)), nobody, nobody, nobody, clock,
+        lambda count: bytes(range(count)),
     )  # fmt: skip
     return Door(apis, loader, clock, peers)
 

@@ -11,8 +11,8 @@ from broker.record.numbering import (
     HOME_PARTITION_MAX,
     ROW_NUMBER_MAX,
     UNCLEAN_EPOCH_MAX,
-    Home,
     HomeKind,
+    NumberedHome,
     NumbersExhaustedError,
     RowNumber,
     claim_of_row,
@@ -34,7 +34,7 @@ from raft_metadata.common.ids import (
 HOME = make_numbering(HomeKind.TRANSACTIONS, PartitionId(3), LeaderEpoch(-1))
 
 homes = st.builds(
-    Home,
+    NumberedHome,
     st.sampled_from(HomeKind),
     st.integers(0, HOME_PARTITION_MAX).map(PartitionId),
     st.integers(0, UNCLEAN_EPOCH_MAX).map(LeaderEpoch),
@@ -49,7 +49,9 @@ rows_of_units = st.integers(1, 40) | st.integers(1, SEQUENCES)
 
 
 @given(homes, homes)
-def test_a_numbering_says_whose_it_is_and_no_two_homes_share_one(one: Home, two: Home) -> None:
+def test_a_numbering_says_whose_it_is_and_no_two_homes_share_one(
+    one: NumberedHome, two: NumberedHome
+) -> None:
     ids = [make_numbering(each.kind, each.partition, each.unclean_epoch) for each in (one, two)]
     assert [home_of(each) for each in ids] == [one, two]
     assert (ids[0] == ids[1]) is (one == two)
