@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from broker.coordinator.home import StagePort
 from broker.coordinator.records import partition_of_group
@@ -316,7 +316,7 @@ class TransactionRequests:
         place = TopicIdPartition(topic.topic_id, home_partition(request.id, topic))
         doubts: list[KafkaError] = []
 
-        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A:
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A | _NoTarget:
             sent = _with_time(request, max(1, int(timeout_ms * ANSWER_SHARE)))
             try:
                 if registration.leader == self._config.broker_id:
@@ -328,16 +328,30 @@ class TransactionRequests:
                 return decode_home_answer(sent, answer)
             except KafkaError as error:
                 not_written = error.outcome is Outcome.NOT_WRITTEN
+                if not_written and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    return _NoTarget(error)
                 if not_written and error.code is ErrorCode.NOT_ENOUGH_REPLICAS:
                     raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from error
                 raise
 
         try:
-            return await self._router.routed(
+            answer = await self._router.routed(
                 place, attempt, deadline_ms, repeat_unknown=True, doubts=doubts
             )
         except KafkaError as error:
             raise _told(error, doubts) from error
+        if isinstance(answer, _NoTarget):
+            raise _told(answer.error, doubts)
+        return answer
+
+
+class _NoTarget(NamedTuple):
+    """A home's answer that a target does not exist.
+
+    The router would take the error for one of the way to the home, and repeat the request.
+    """
+
+    error: KafkaError
 
 
 class StageDoor(StagePort, StagedRows, Protocol):
