@@ -150,7 +150,7 @@ class RoutedBrokerApis:
         )  # fmt: skip
         self._deletion = RecordDeletion(config.broker_id, self.router, trimming, clock)
         self.row_targets = RowTargets(loader, self._topics, self._configs, self._stamp_ms)
-        self.home_image = HomeImage(config, loader, self._topics)
+        self.home_image = HomeImage(loader, self._topics, self._configs)
         self.coordinators = make_coordinators(self)
         self._groups = GroupRequests(
             config, self.router, self._reads, self.coordinators.groups, loader, self._topics,
