@@ -59,6 +59,8 @@ T = TypeVar("T")
 
 REFS_ROUNDS_MAX = 20
 """Most times that stages are asked again for one commit, because chunks were moved meanwhile."""
+UNRECORDED_PAUSE_MS = 50
+"""Pause before a look at an id whose completion could not be recorded."""
 CHECK_IDS_INTERVAL_MS = 60_000
 """Time between two rounds through all producers' ids, to forget old ones."""
 
@@ -167,19 +169,28 @@ class Home:
         self._completion.close()
 
     def _home(self) -> HomeState:
-        return self._shard.state().home  # type: ignore[no-any-return]
+        home: HomeState = self._shard.state().home
+        if home.fault:
+            text = f"the transactions of this home are refused: {home.fault}"
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, text)
+        return home
 
     def _on_loaded(self) -> None:
         self._loaded_ms = None
-        self._completion.restart(self._home())
+        home = self._shard.state().home
+        if home.fault:
+            self._completion.close()  # row numbers may be unknown: they must not be given again
+        else:
+            self._completion.restart(home)
 
     def _on_committed(self, entries: Sequence[ShardRecord]) -> None:
-        if self._shard.is_ready:
+        if self._shard.is_ready and not self._shard.state().home.fault:
             ids = [one.key.id for one in entries if isinstance(one.key, TransactionKey)]
             self._completion.add(self._home(), ids)
 
     def _turn(self, turn: Callable[[Any, HomeState], tuple[T, Records]]) -> T:
         """Make a turn of the home: its records are one decision of the shard (rule S1)."""
+        self._home()
 
         def decision(state: Any) -> T:
             if state.trusted_ms is None:
@@ -367,8 +378,10 @@ class Home:
         """
         await self._shard.settled()  # so that it is known to the completion
         decision = self._completion.find(id_)
-        if decision is not None:
+        if decision is not None and decision.waiting:
             await self._wait(decision, deadline_ms)
+        else:  # its targets have acknowledged, which can't be recorded now
+            await asyncio.sleep(UNRECORDED_PAUSE_MS / 1000)
         if self._now_ms() >= deadline_ms:
             text = f"the last decision of {id_.name} is not complete"
             if decision is not None:
@@ -377,7 +390,6 @@ class Home:
                     text = f"{text}{target.reason}"
                     break
             raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, text)
-        await asyncio.sleep(0)
 
     def _record_complete(self, decision: OpenDecision) -> bool:
         """Record a completion, for which no client waits; return False if it must be tried again.
@@ -411,7 +423,7 @@ class Home:
 
     def tick(self) -> None:
         """Forget old keys and ids, unless this broker's clock is doubted (rules R10, S12)."""
-        if not self._shard.is_ready:
+        if not self._shard.is_ready or self._shard.state().home.fault:
             return
         self._completion.record_later()
         limits = self._ports.limits()

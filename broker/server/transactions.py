@@ -118,6 +118,7 @@ class TransactionRequests:
         self._targets = targets
         self._keyless = keyless
         self._clock = clock
+        self._static = config.static()
         self._configs: object = None
         """The image's configs from which ``_limits`` were read."""
         self._limits = TransactionLimits()
@@ -127,7 +128,7 @@ class TransactionRequests:
         """The limits in force, read again when the image's configs have changed."""
         image = self._loader.image
         if image.configs is not self._configs:
-            layers = cluster_layers(image, self._config.static())
+            layers = cluster_layers(image, self._static)
             self._limits = TransactionLimits(
                 inline_bytes=layers.number(TRANSACTION_INLINE_MAX_BYTES),
                 chunk_bytes=layers.number(TRANSACTION_CHUNK_MAX_BYTES),
@@ -227,8 +228,7 @@ class TransactionRequests:
         return lambda topic: self._keyless.for_request(topic, rows.partitioner)
 
     def _check_size(self, size: int) -> None:
-        layers = cluster_layers(self._loader.image, self._config.static())
-        limit = layers.number(TRANSACTION_INLINE_MAX_BYTES)
+        limit = self.limits.inline_bytes
         if size > limit:
             text = (
                 f"{size} bytes of rows, transaction.inline.max.bytes is {limit}: stage them in "
