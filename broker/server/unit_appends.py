@@ -109,8 +109,8 @@ class UnitAppends:
         number that the first unit comes behind: its predecessor's end or, to mend a gap, the end
         that this partition told. ``units``: in the order of their numbers, none left out.
 
-        `NumberGap` is returned only by a leader that is proven to lead and whose log is committed as far
-        as it was found: the log has lost rows, or an earlier request is still under way.
+        `NumberGap` is returned only by a leader that is proven to lead and whose log is committed
+        as far as it was found: it has lost rows, or an earlier request is still under way.
 
         Raises:
             KafkaError: NOT_LEADER_OR_FOLLOWER, also in another epoch; LEADER_NOT_AVAILABLE, not
