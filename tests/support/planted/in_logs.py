@@ -151,8 +151,8 @@ def _start_shows_at_once(patch: Patch) -> None:
     first=1268,
 )
 def _high_watermark_stays(patch: Patch) -> None:
-    def start_over(self: Any, offset: int) -> None:
-        self.log.start_over(offset)
+    def start_over(self: Any, offset: int, producers: bytes | None) -> None:
+        self.log.start_over(offset, producers)
 
     patch.setattr(partition, "_start_over", start_over)
 
