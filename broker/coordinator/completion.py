@@ -27,6 +27,7 @@ from broker.transactions.home_messages import (
 from broker.transactions.home_records import StagedPlace, Target, TransactionValue, Unit
 from broker.transactions.home_state import HomeState
 from broker.transactions.messages import PendingTarget, PlacedRows, TransactionalId
+from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import KafkaError
 
 _log = logging.getLogger("broker.coordinator")
@@ -72,6 +73,8 @@ class OpenDecision:
     bases: dict[tuple[Target, int], int | None] = field(default_factory=dict)
     """Base offset of each unit that was acknowledged in this epoch; None: not known any more."""
     dropped: dict[Target, None] = field(default_factory=dict)
+    since_ms: int = 0
+    """Monotonic time at which this home learnt that it is committed."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is complete, or given up because this broker does not lead any more."""
 
@@ -119,6 +122,7 @@ class Completion:
     def __init__(
         self,
         port: TargetPort,
+        clock: Clock,
         start: Callable[[Work], asyncio.Task[None]],
         record: Callable[[OpenDecision], bool],
     ) -> None:
@@ -128,6 +132,7 @@ class Completion:
         and returns False if that can't be recorded now: it is called again by `record_later`.
         """
         self._port = port
+        self._clock = clock
         self._start = start
         self._record = record
         self._open: dict[TransactionalId, OpenDecision] = {}
@@ -145,6 +150,14 @@ class Completion:
             PendingTarget(*target, NOT_ASKED if queue is None else queue.reason)
             for target, queue in queues
         )
+
+    def waiting(self, since_ms: int) -> list[tuple[OpenDecision, PendingTarget]]:
+        """Return the decisions that have waited since this time, with a target of each."""
+        return [
+            (decision, self.pending(decision)[0])
+            for decision in self._open.values()
+            if decision.waiting and decision.since_ms <= since_ms
+        ]
 
     def restart(self, home: HomeState) -> None:
         """Begin anew with a state that was just loaded: all of it is committed (rule G1)."""
@@ -177,7 +190,8 @@ class Completion:
                 }
                 continue
             waiting = {(unit.target, unit.number): unit for unit in value.units}
-            decision = self._open[id_] = OpenDecision(id_, value, waiting)
+            decision = OpenDecision(id_, value, waiting, since_ms=self._clock.monotonic_ms())
+            self._open[id_] = decision
             for unit in value.units:
                 self._enqueue(decision, unit)
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from broker.coordinator.completion import Completion, OpenDecision, TargetPort, Work
 from broker.coordinator.records import ShardRecord
 from broker.coordinator.runtime import ShardRuntime
+from broker.coordinator.troubles import WAITING_AFTER_MS
 from broker.transactions import home_decisions
 from broker.transactions.home_decisions import (
     ChunkPlaced,
@@ -51,7 +52,7 @@ from broker.transactions.messages import (
 )
 from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerId, PartitionId
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicId
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -93,6 +94,10 @@ class ImagePort(Protocol):
 
     def check_able(self, target: Target) -> None:
         """Raise UNKNOWN_TOPIC_OR_PARTITION, or NOT_ENOUGH_REPLICAS or LEADER_NOT_AVAILABLE."""
+        ...
+
+    def name_of(self, topic_id: TopicId) -> str:
+        """Return the name of a topic; its id if there is none."""
         ...
 
     async def know(self, targets: Sequence[Target]) -> None:
@@ -149,7 +154,7 @@ class Home:
         self._shard = shard
         self._numbering = numbering
         self._ports = ports
-        self._completion = Completion(ports.targets, start, self._record_complete)
+        self._completion = Completion(ports.targets, ports.clock, start, self._record_complete)
         self._to_check: list[TransactionalId] = []
         self._checked_ms = ports.clock.monotonic_ms()
         self._loaded_ms: int | None = None
@@ -429,6 +434,14 @@ class Home:
             self._turn(turn)
 
     # ---- descriptions
+
+    def waiting(self) -> list[str]:
+        """Return the decisions that wait too long, each as its id and one of its targets."""
+        since_ms = self._now_ms() - WAITING_AFTER_MS
+        return [
+            f"{decision.id.name} at {self._ports.image.name_of(target.topic_id)}:{target.partition}"
+            for decision, target in self._completion.waiting(since_ms)
+        ]
 
     def _describe(self, id_: TransactionalId) -> TransactionDescription:
         home = self._home()

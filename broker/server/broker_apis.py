@@ -241,7 +241,10 @@ class RoutedBrokerApis:
             static_configs=self._static_configs,
             shutdown_blocked_by=self._lifecycle.shutdown_blocked_by,
             damage=damage_led_here(self._local.damaged(), self._local.leads),
-            troubles=self.coordinators.groups.troubles(),
+            troubles=(
+                *self.coordinators.groups.troubles(),
+                *self.coordinators.transactions.troubles(),
+            ),
         )
 
     # groups

@@ -28,7 +28,7 @@ from broker.transactions.home_records import StagedPlace, Target
 from broker.transactions.messages import TargetRows
 from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import TopicIdPartition
+from raft_metadata.common.ids import TopicId, TopicIdPartition
 from raft_metadata.image.metadata_image import topic_layers
 
 if TYPE_CHECKING:
@@ -169,6 +169,11 @@ class HomeImage:
                 f"replicas, min.insync.replicas is {least}"
             )
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, text)
+
+    def name_of(self, topic_id: TopicId) -> str:
+        """Return the name of a topic; its id if there is none."""
+        topic = self._loader.image.topics.get(topic_id)
+        return topic_id if topic is None else topic.name
 
     async def know(self, targets: Sequence[Target]) -> None:
         """Wait, within a bound, for topics that this image does not have yet."""

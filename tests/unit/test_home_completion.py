@@ -88,6 +88,9 @@ class Image:
     def check_able(self, target: Target) -> None:
         """It is."""
 
+    def name_of(self, topic_id: TopicId) -> str:
+        return topic_id
+
     async def know(self, targets: Sequence[Target]) -> None:
         """All are known."""
 
@@ -121,7 +124,7 @@ class Led:
 
     async def ready(self) -> Led:
         async with asyncio.timeout(5):
-            while not self.shard.is_ready:
+            while not self.shard.is_ready:  # noqa: ASYNC110 a state of the product
                 await asyncio.sleep(0)
         return self
 
@@ -200,7 +203,7 @@ def one_shot(key: str, *inline: TargetRows, timeout_ms: int = 5_000) -> CommitPo
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    while not condition():
+    while not condition():  # noqa: ASYNC110 a state of the product
         await asyncio.sleep(0)
 
 
