@@ -222,6 +222,22 @@ async def test_a_refused_row_refuses_its_chunk_and_a_deleted_topic_its_transacti
     assert (answer.status, answer.body["error_code"]) == (404, 40401), answer
 
 
+async def test_a_full_stage_is_refused_with_its_limit_and_takes_more_later(
+    cluster: LiveCluster,
+) -> None:
+    producer = StagingProducer(cluster, "full-1", "content", attempt="full")
+    await producer.init()
+    assert (await producer.stage(1, 0, padding=40_000)).status == 200
+    await set_config(cluster, "transaction.staged.max.bytes", str(1 << 20))
+    answer = await producer.stage(2, 1, padding=40_000)
+    assert (answer.status, answer.body["error_code"]) == (429, 42901), answer
+    assert "transaction.staged.max.bytes" in answer.body["message"]
+    assert "Retry-After" in answer.headers
+    await set_config(cluster, "transaction.staged.max.bytes", None)
+    assert (await producer.stage(2, 1, padding=40_000)).status == 200
+    assert (await producer.commit(3, 2)).status == 200
+
+
 async def test_clients_neither_read_nor_write_nor_trim_what_is_staged(cluster: LiveCluster) -> None:
     producer = StagingProducer(cluster, "closed-1", "content")
     await producer.init()
