@@ -158,6 +158,8 @@ class Ledger:
     transfers: dict[str, Transfer] = field(default_factory=dict)
     requests: list[TransferRequest] = field(default_factory=list)
     lives: list[TellerLife] = field(default_factory=list)
+    orders: list[bytes] = field(default_factory=list)
+    """Values of the orders that were answered as stored."""
     seen: dict[str, list[Observation]] = field(default_factory=dict)
     """Topic → what the readers of its tail got."""
 

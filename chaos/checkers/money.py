@@ -327,12 +327,13 @@ def check_order_of_answers(ledger: Ledger, books: Mapping[str, Reading]) -> Verd
     return verdict("money: answers in the order of orders", f"{rows:,} rows of answers", faults)
 
 
-def check_orders_once(orders: Reading) -> Verdict:
-    """Check that an order that was sent under a key until it was stored is there once."""
+def check_orders_once(told: Sequence[bytes], orders: Reading) -> Verdict:
+    """Check that an order that was sent under a key until it was stored is there once (S7)."""
     copies = Counter(line.value for lines in orders.partitions.values() for line in lines)
     faults = [f"{value!r}: {count} copies" for value, count in copies.items() if count > 1]
-    if not copies:
-        faults.append("there are no orders")
+    faults += [f"{value!r} was told as stored, not there" for value in told if not copies[value]]
+    if not told:
+        faults.append("no order was stored")
     return verdict("money: a produce with a key happens once", f"{len(copies):,} orders", faults)
 
 

@@ -367,10 +367,11 @@ def test_order_of_answers() -> None:
 
 def test_orders_once() -> None:
     once = Reading(1, {0: [Line(0, b"null", b"1")], 1: [Line(0, b"null", b"2")]})
-    assert check_orders_once(once).passed
+    assert check_orders_once([b"1"], once).passed
+    assert not check_orders_once([b"1", b"3"], once).passed
     once.partitions[1].append(Line(1, b"null", b"1"))
-    assert not check_orders_once(once).passed
-    assert not check_orders_once(Reading(1, {0: []})).passed
+    assert not check_orders_once([b"1"], once).passed
+    assert not check_orders_once([], Reading(1, {0: []})).passed
 
 
 # -- sums
