@@ -113,8 +113,7 @@ class RoutedBrokerApis:
         random_bytes: Callable[[int], bytes],
     ) -> None:
         """Take ``make_coordinators``, called once: coordinators read through this object."""
-        self._config = config
-        self._local = local
+        self._config, self._local = config, local
         self._loader = loader
         self._lifecycle = lifecycle
         self._clock = clock
@@ -141,8 +140,7 @@ class RoutedBrokerApis:
         )
         self._produces = ProduceRouting(config.broker_id, local, self.router, self.forwarded, clock)
         self._reads = ReadRouting(
-            config, local, self._existing, self.router, follower_reads, clock,
-            self._topics.catch_up,
+            config, local, self._existing, self.router, follower_reads, clock, self._topics.catch_up,
         )  # fmt: skip
         self.polls = PollRouting(
             config, local_polls, follower_reads, loader, peers, clock, self._topics.catch_up,

@@ -1,4 +1,4 @@
-"""Clients of the world of transactions: one-shots, producers' lives, drivers, and a group's readers.
+"""Clients of the world of transactions: one-shots, lives of producers, drivers, group members.
 
 Each repeats what it asked until it is told something final, as docs of transactions say a client
 may: any request can be repeated as it was.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -313,7 +313,11 @@ class Truth:
             self.hold("told ok wrongly", not missing, f"{content.number} lacks {missing}")
             for one in answer.placed:
                 if one.base_offset is not None:
-                    self._check_place(content, Target(*one[:2] if False else (one.topic_id, one.partition)), one.base_offset)
+                    self._check_place(
+                        content,
+                        Target(*one[:2] if False else (one.topic_id, one.partition)),
+                        one.base_offset,
+                    )
 
     def _check_place(self, content: Content, target: Target, offset: int) -> None:
         rows = [row for each, some in content.rows if each == target for row in some]
@@ -390,9 +394,7 @@ class Node:
                 partition, epoch, log, self.clock, GroupEnvironment(),
                 present_topics=lambda: FACTS, make_life=self.world.make_life,
             )  # fmt: skip
-            offsets = TransactionOffsets(
-                _nothing, _no_ends, lambda: FACTS, GroupLimits()
-            )
+            offsets = TransactionOffsets(_nothing, _no_ends, lambda: FACTS, GroupLimits())
         else:
             shard = TransactionShard(partition, epoch, log, self.clock, lambda: True)
         kind = HomeKind.GROUPS if name == "group-0" else HomeKind.TRANSACTIONS
@@ -672,9 +674,7 @@ class World:
         except KafkaError:
             pass
 
-    async def ask(
-        self, name: str, request: HomeRequest[A], content: Content | None = None
-    ) -> A:
+    async def ask(self, name: str, request: HomeRequest[A], content: Content | None = None) -> A:
         """Ask a home once, and hold its answer against the truth, be it received or lost."""
 
         async def there(node: Node) -> A:
@@ -848,7 +848,9 @@ class World:
             truth.hold("T15", first == at, f"inputs from {first} on behind {at}")
             at = end
         truth.hold("T15", at == truth.offset, f"outputs up to {at}, committed is {truth.offset}")
-        placed = [truth.places[c.rows[0][1][0]][1] for c in sorted(done, key=lambda c: c.moves or (0, 0))]
+        placed = [
+            truth.places[c.rows[0][1][0]][1] for c in sorted(done, key=lambda c: c.moves or (0, 0))
+        ]
         truth.hold("T15", placed == sorted(placed), f"outputs stand in another order: {placed}")
 
     async def drain(self) -> None:
