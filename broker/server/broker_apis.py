@@ -115,8 +115,7 @@ class RoutedBrokerApis:
         """Take ``make_coordinators``, called once: coordinators read through this object."""
         self._config, self._local = config, local
         self._loader = loader
-        self._lifecycle = lifecycle
-        self._clock = clock
+        self._lifecycle, self._clock = lifecycle, clock
         self._configs = LiveConfigs(config)
         self._static_configs = config.static()
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
@@ -140,7 +139,8 @@ class RoutedBrokerApis:
         )
         self._produces = ProduceRouting(config.broker_id, local, self.router, self.forwarded, clock)
         self._reads = ReadRouting(
-            config, local, self._existing, self.router, follower_reads, clock, self._topics.catch_up,
+            config, local, self._existing, self.router, follower_reads, clock,
+            self._topics.catch_up,
         )  # fmt: skip
         self.polls = PollRouting(
             config, local_polls, follower_reads, loader, peers, clock, self._topics.catch_up,
