@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from broker.coordinator.completion import Completion, OpenDecision, TargetPort, Work
+from broker.coordinator.completion import (
+    Completion,
+    OpenDecision,
+    TargetPort,
+    Work,
+    is_same_decision,
+)
 from broker.coordinator.records import ShardRecord
 from broker.coordinator.runtime import ShardRuntime
 from broker.transactions import home_decisions
@@ -58,6 +64,8 @@ T = TypeVar("T")
 
 REFS_ROUNDS_MAX = 20
 """Most times that stages are asked again for one commit, because chunks were moved meanwhile."""
+RECORD_RETRY_MS = 50
+"""Pause before a commit that waits for an id looks again whether its completion is recorded."""
 CHECK_IDS_INTERVAL_MS = 60_000
 """Time between two rounds through all producers' ids, to forget old ones."""
 
@@ -170,8 +178,12 @@ class Home:
 
     def _on_committed(self, entries: Sequence[ShardRecord]) -> None:
         if self._shard.is_ready:
-            ids = [one.key.id for one in entries if isinstance(one.key, TransactionKey)]
-            self._completion.add(self._home(), ids)
+            positions = [
+                (one.key.id, one.value)
+                for one in entries
+                if isinstance(one.key, TransactionKey) and isinstance(one.value, TransactionValue)
+            ]
+            self._completion.add(self._home(), positions)
 
     def _turn(self, turn: Callable[[Any, HomeState], tuple[T, Records]]) -> T:
         """Make a turn of the home: its records are one decision of the shard (rule S1)."""
@@ -325,9 +337,12 @@ class Home:
         is_here = decision is not None and decision.value.at == content.at
         if decision is not None and is_here and not decision.done.is_set():
             await self._wait(decision, deadline_ms)
-        last = self._home().newest.get(content.id)
-        if last is not None and last.at == content.at:
-            value = last
+        if self._shard.is_ready:
+            last = self._home().newest.get(content.id)
+            if last is not None and last.at == content.at:
+                value = last
+        # Else the state was dropped behind the decision, which stands: nothing else may be said of
+        # it than that it is committing, least of all that nothing was written (rule S3).
         state, placed, dropped = value.state, value.placed, value.dropped
         pending: tuple[PendingTarget, ...] = ()
         if decision is not None and is_here:
@@ -364,6 +379,10 @@ class Home:
         decision = self._completion.find(id_)
         if decision is not None:
             await self._wait(decision, deadline_ms)
+            if not decision.waiting and self._completion.find(id_) is decision:
+                # All have acknowledged, and that could not be recorded: nothing wakes this wait.
+                self._completion.record_later()
+                await asyncio.sleep(RECORD_RETRY_MS / 1000)
         if self._now_ms() >= deadline_ms:
             text = f"the last decision of {id_.name} is not complete"
             if decision is not None:
@@ -481,4 +500,4 @@ def _inline_parts(request: CommitPosition) -> list[Part]:
 
 def _is_same(home: HomeState, decision: OpenDecision) -> bool:
     last = home.newest.get(decision.id)
-    return last is not None and last.at == decision.value.at and last.is_open
+    return last is not None and is_same_decision(last, decision.value)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -60,6 +60,7 @@ from raft_metadata.common.ids import (
     TopicPartition,
     is_reserved,
 )
+from tests.support.doors.server import index_of
 from tests.support.group_simulation import LoopClock, VirtualLoop
 from tests.support.transaction_logs import (
     HomeLog,
@@ -94,7 +95,7 @@ STAGE_SETTINGS = StageSettings(
         staged_bytes=1 << 30,
     ),
     age_max_ms=20_000,
-    move_bytes=1_500,
+    move_bytes=8_000,
 )
 
 
@@ -313,7 +314,8 @@ class Truth:
             self.hold("told ok wrongly", not missing, f"{content.number} lacks {missing}")
             for one in answer.placed:
                 if one.base_offset is not None:
-                    self._check_place(content, Target(*one[:2] if False else (one.topic_id, one.partition)), one.base_offset)
+                    target = Target(one.topic_id, one.partition)
+                    self._check_place(content, target, one.base_offset)
 
     def _check_place(self, content: Content, target: Target, offset: int) -> None:
         rows = [row for each, some in content.rows if each == target for row in some]
@@ -390,9 +392,7 @@ class Node:
                 partition, epoch, log, self.clock, GroupEnvironment(),
                 present_topics=lambda: FACTS, make_life=self.world.make_life,
             )  # fmt: skip
-            offsets = TransactionOffsets(
-                _nothing, _no_ends, lambda: FACTS, GroupLimits()
-            )
+            offsets = TransactionOffsets(_nothing, _no_ends, lambda: FACTS, GroupLimits())
         else:
             shard = TransactionShard(partition, epoch, log, self.clock, lambda: True)
         kind = HomeKind.GROUPS if name == "group-0" else HomeKind.TRANSACTIONS
@@ -644,9 +644,9 @@ class World:
     # ---- network
 
     async def carry(self, name: str, there: Callable[[Node], Awaitable[A]]) -> A:
-        """Have a partition's leader answer: some requests are lost, late, doubled, or go astray."""
+        """Have a partition's leader answer; some requests are lost, late, doubled, or astray."""
         chance = self.chance
-        number = self.leaders[name] if name in self.leaders else 0
+        number = self.leaders.get(name, 0)
         if not self.calm and chance.random() < 0.15:
             number = chance.randrange(BROKERS)
         await asyncio.sleep(chance.random() * 0.01)
@@ -672,9 +672,7 @@ class World:
         except KafkaError:
             pass
 
-    async def ask(
-        self, name: str, request: HomeRequest[A], content: Content | None = None
-    ) -> A:
+    async def ask(self, name: str, request: HomeRequest[A], content: Content | None = None) -> A:
         """Ask a home once, and hold its answer against the truth, be it received or lost."""
 
         async def there(node: Node) -> A:
@@ -848,7 +846,9 @@ class World:
             truth.hold("T15", first == at, f"inputs from {first} on behind {at}")
             at = end
         truth.hold("T15", at == truth.offset, f"outputs up to {at}, committed is {truth.offset}")
-        placed = [truth.places[c.rows[0][1][0]][1] for c in sorted(done, key=lambda c: c.moves or (0, 0))]
+        placed = [
+            truth.places[c.rows[0][1][0]][1] for c in sorted(done, key=lambda c: c.moves or (0, 0))
+        ]
         truth.hold("T15", placed == sorted(placed), f"outputs stand in another order: {placed}")
 
     async def drain(self) -> None:
@@ -873,7 +873,7 @@ class World:
     async def _until_stage_is_empty(self) -> None:
         """Whatever is staged is too old some time, or was decided (T12)."""
         for _ in range(40):
-            index = self.nodes[self.leaders[STAGE]].stages[STAGE]._index
+            index = index_of(self.nodes[self.leaders[STAGE]].stages[STAGE])
             if not index.homes or self.violation is not None:
                 return
             await asyncio.sleep(5)
