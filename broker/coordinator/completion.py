@@ -162,7 +162,7 @@ class Completion:
     def restart(self, home: HomeState) -> None:
         """Begin anew with a state that was just loaded: all of it is committed (rule G1)."""
         self.close()
-        self.add(home, home.open)
+        self.add(home, [(id_, home.newest[id_]) for id_ in home.open])
 
     def close(self) -> None:
         """Forget all decisions; a newer state, or another home, completes them."""
@@ -174,14 +174,20 @@ class Completion:
         self._open.clear()
         self._queues.clear()
 
-    def add(self, home: HomeState, ids: Iterable[TransactionalId]) -> None:
-        """Complete the decisions of these ids, which were committed in this order."""
-        for id_ in ids:
-            value = home.newest.get(id_)
-            if value is None or not value.is_open:
+    def add(
+        self, home: HomeState, positions: Iterable[tuple[TransactionalId, TransactionValue]]
+    ) -> None:
+        """Complete the decisions of these positions, which were committed in this order.
+
+        They are taken as committed, not as ``home`` has them: the id's newest position may be
+        another decision by now, which stands in the same state and is not committed (rule S1).
+        """
+        for id_, value in positions:
+            newest = home.newest.get(id_)
+            if not value.is_open or newest is None or not is_same_decision(newest, value):
                 continue
             known = self._open.get(id_)
-            if known is not None and known.value.at == value.at:
+            if known is not None and is_same_decision(known.value, value):
                 known.value = value  # its sources have moved, or another run was remembered
                 known.waiting = {
                     place: unit
@@ -245,6 +251,10 @@ class Completion:
             taken = STAGED_ROW_BYTES if isinstance(rows, StagedPlace) else len(rows.records)
             if units and (size + taken > UNITS_AT_ONCE_BYTES or len(units) >= UNITS_AT_ONCE_MAX):
                 break
+            if units and unit.after != units[-1].number + units[-1].rows:
+                # Behind a load: the decision in between is complete, while the one before it still
+                # waits for another target. Units of one request follow each other (rule S4).
+                break
             if not units:
                 after = unit.after if queue.after is None else queue.after
             units.append(UnitRows(number, unit.rows, rows))
@@ -298,3 +308,14 @@ class Completion:
         )  # fmt: skip
         if end < first:
             queue.after = end
+
+
+def is_same_decision(one: TransactionValue, other: TransactionValue) -> bool:
+    """Return whether two open values are of one decision: no two have the same row number.
+
+    The position does not tell: a key is decided anew once it was forgotten.
+    """
+    if not one.is_open or not other.is_open or one.at != other.at:
+        return False
+    first, second = one.units[0], other.units[0]
+    return (one.numbering, *first[:3]) == (other.numbering, *second[:3])

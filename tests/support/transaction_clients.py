@@ -1,4 +1,4 @@
-"""Clients of the world of transactions: one-shots, lives of producers, drivers, group members.
+"""Clients of the world of transactions: one-shots, lives of producers, drivers, transformers.
 
 Each repeats what it asked until it is told something final, as docs of transactions say a client
 may: any request can be repeated as it was.
@@ -47,7 +47,7 @@ FINAL = FOR_GOOD | {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 }
 TRIES_MAX = 150
-STORY_S = 6.0
+STORY_S = 2.5
 """Virtual time for which clients begin new transactions."""
 
 

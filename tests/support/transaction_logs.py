@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -83,7 +84,7 @@ class LogView:
 
     def epoch_at(self, offset: int) -> int:
         """Return the leader epoch of a record."""
-        return next(one.epoch for one in self.batches if one.base <= offset < one.end)
+        return next(one.epoch for one in reversed(self.batches) if one.base <= offset)
 
     def cold_range(self, offset: int, size: int) -> None:
         """Everything is in memory."""
@@ -118,16 +119,17 @@ class LogView:
         if offset < self.log_start_offset:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         pieces = []
-        for batch in self.batches:
-            if batch.end <= offset or batch.base >= up_to:
-                continue
+        first = bisect_right(self.batches, offset, key=lambda one: one.end)
+        for batch in self.batches[first:]:
+            if batch.base >= up_to or len(pieces) >= 20:
+                break
             lines = batch.payload.split(b"\n")[:-1]
-            first, end = max(batch.base, offset), min(batch.end, up_to)
-            piece = lines[first - batch.base : end - batch.base]
+            begin, end = max(batch.base, offset), min(batch.end, up_to)
+            piece = lines[begin - batch.base : end - batch.base]
             pieces.append(
                 SimpleNamespace(
                     lines=b"".join(line + b"\n" for line in piece),
-                    first_offset=first,
+                    first_offset=begin,
                     next_offset=end,
                     header=SimpleNamespace(append_timestamp=batch.append_ms),
                 )
@@ -260,8 +262,12 @@ class ReplicatedLog:
 
     def commit(self, end: int) -> None:
         """Note that all below ``end`` is on every in-sync replica."""
-        due = [one for one in self.view.batches if self.committed < one.end <= end]
-        for batch in due:
+        due = []
+        for one in reversed(self.view.batches):
+            if one.end <= self.committed:
+                break
+            due.append(one)
+        for batch in reversed(due):
             self.committed = batch.end
             self.on_commit(self, batch)
         self.committed = max(self.committed, end)
@@ -300,12 +306,7 @@ class HomeLog:
         """Return the records of some decisions."""
         self._check()
         end = min(from_offset + 50, up_to_offset)
-        found = [
-            record
-            for one in self.view.batches
-            if from_offset <= one.base < end
-            for record in one.payload
-        ]
+        found = [record for one in self.view.batches[from_offset:end] for record in one.payload]
         return found, end
 
     async def until_committed(self, offset: int) -> None:

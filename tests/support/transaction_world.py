@@ -60,6 +60,7 @@ from raft_metadata.common.ids import (
     TopicPartition,
     is_reserved,
 )
+from tests.support.doors.server import index_of
 from tests.support.group_simulation import LoopClock, VirtualLoop
 from tests.support.transaction_logs import (
     HomeLog,
@@ -94,7 +95,7 @@ STAGE_SETTINGS = StageSettings(
         staged_bytes=1 << 30,
     ),
     age_max_ms=20_000,
-    move_bytes=1_500,
+    move_bytes=8_000,
 )
 
 
@@ -313,11 +314,8 @@ class Truth:
             self.hold("told ok wrongly", not missing, f"{content.number} lacks {missing}")
             for one in answer.placed:
                 if one.base_offset is not None:
-                    self._check_place(
-                        content,
-                        Target(*one[:2] if False else (one.topic_id, one.partition)),
-                        one.base_offset,
-                    )
+                    target = Target(one.topic_id, one.partition)
+                    self._check_place(content, target, one.base_offset)
 
     def _check_place(self, content: Content, target: Target, offset: int) -> None:
         rows = [row for each, some in content.rows if each == target for row in some]
@@ -646,9 +644,9 @@ class World:
     # ---- network
 
     async def carry(self, name: str, there: Callable[[Node], Awaitable[A]]) -> A:
-        """Have a partition's leader answer: some requests are lost, late, doubled, or go astray."""
+        """Have a partition's leader answer; some requests are lost, late, doubled, or astray."""
         chance = self.chance
-        number = self.leaders[name] if name in self.leaders else 0
+        number = self.leaders.get(name, 0)
         if not self.calm and chance.random() < 0.15:
             number = chance.randrange(BROKERS)
         await asyncio.sleep(chance.random() * 0.01)
@@ -875,7 +873,7 @@ class World:
     async def _until_stage_is_empty(self) -> None:
         """Whatever is staged is too old some time, or was decided (T12)."""
         for _ in range(40):
-            index = self.nodes[self.leaders[STAGE]].stages[STAGE]._index
+            index = index_of(self.nodes[self.leaders[STAGE]].stages[STAGE])
             if not index.homes or self.violation is not None:
                 return
             await asyncio.sleep(5)
