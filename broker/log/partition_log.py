@@ -201,9 +201,12 @@ class PartitionLog:
         """
         states: ProducerStates | None = self._shared.producers.states()
         if self._producers is not None:
-            stored, start = self._stored, self.log_start_offset
-            assert stored is not None, "its batches are somewhere"
-            states = self._producers.as_of(self, as_of, start, lambda: stored.boundary(as_of))
+            states = self._producers.as_of(
+                self,
+                as_of,
+                self.log_start_offset,
+                lambda: as_of if self._stored is None else self._stored.boundary(as_of),
+            )
         return None if states is None else encode_told(states, self.log_start_offset)
 
     def _ensure_producers(self) -> LogProducers:

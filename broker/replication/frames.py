@@ -115,7 +115,7 @@ class Diverging(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """What a leader sends in a session when all that the follower lacks below ``start`` is deleted.
+    """The frame of a session in which all that the follower lacks below ``start`` is deleted.
 
     The follower's log begins anew there, with these producers (rule S5).
     """

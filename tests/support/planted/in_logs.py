@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from broker.log import flusher, log_producers, log_reader, partition_log, recovery, segments
+from broker.log.producer_snapshot import encode_told
 from broker.log.producer_state import ProducerStates
 from broker.record import batch
 from broker.replication import partition
@@ -194,3 +195,18 @@ def _cut_is_remembered(patch: Patch) -> None:
 )
 def _followers_note_nobody(patch: Patch) -> None:
     patch.setattr(ProducerStates, "applied", lambda *_: None)
+
+
+@replication_fault(
+    "S5 start_over_empty: a log that begins anew is told of no producers",
+    "rule S5",
+    on_disk=True,
+    numbered=True,
+    trims=True,
+    first=171,
+)
+def _nothing_is_told(patch: Patch) -> None:
+    def told(replica: Any) -> bytes:
+        return encode_told(ProducerStates(), replica.log.log_start_offset)
+
+    patch.setattr(partition, "producers_told", told)
