@@ -43,6 +43,7 @@ BUYERS = 3
 BUYER_PAUSE_S = 0.3
 BUYER_LIFE_S = (3.0, 8.0)
 LEAVE_WELL_CHANCE = 0.6
+RIVALS_CHANCE = 0.2
 SESSION_MS = 3000
 FETCH_BYTES = 2000
 CALL_S = 4.0
@@ -172,7 +173,9 @@ class CarefulBuyers(Buyers):
             if start is not None:
                 lines = await self.fetch(partition, max(0, start))
                 if lines:
-                    await self.answer(partition, lines, {}, start)
+                    rivals = 2 if bank.random.random() < RIVALS_CHANCE else 1
+                    answers = (self.answer(partition, lines, {}, start) for _ in range(rivals))
+                    await asyncio.gather(*answers)
             await bank.pause(BUYER_PAUSE_S * 2 * bank.random.random())
 
     async def _committed(self, partition: int) -> int | None:

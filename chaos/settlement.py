@@ -72,11 +72,13 @@ class Settlement:
         return tuple(str(row["transaction_id"]) for row in listed["data"])
 
     async def _begin_last_lives(self) -> None:
-        """Let each teller begin a life, which tells what became of the last position."""
+        """Let each teller begin a life, which tells of the last position, and its zombie move."""
         for name in self.tellers.names:
             for attempt in range(KNOWN_TRIES):
                 broker = self.bank.endpoints[attempt % len(self.bank.endpoints)]
-                if await self.tellers.begin(name, broker) is not None:
+                life = await self.tellers.begin(name, broker)
+                if life is not None:
+                    await self.tellers.move_as_zombie(life)
                     break
                 await asyncio.sleep(TRY_AGAIN_S)
 
