@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from chaos.http import HTTP_OK, JSON, JSON_V2, CallError
-from chaos.ledger import ACCOUNTS, CREDITS, DEBITS, ORDERS, Entry, OrderRange
+from chaos.ledger import ACCOUNTS, CREDITS, DEBITS, ORDERS, Entry, OffsetRead, OrderRange
 from chaos.transfers import (
     AMOUNTS,
     ASK_DEADLINE_S,
@@ -180,12 +180,24 @@ class CarefulBuyers(Buyers):
 
     async def _committed(self, partition: int) -> int | None:
         """Return the committed offset, -1 for none yet; None without an answer."""
+        bank, broker = self.bank, self.bank.any_broker()
+        sent_ms = bank.clock.monotonic_ms()
         try:
-            url = self.bank.any_broker().url + self.path
-            found = await self.bank.http.committed_offsets(url, ORDERS)
+            found = await bank.http.committed_offsets(broker.url + self.path, ORDERS)
         except CallError as error:
-            return OFFSET_NONE if error.status == HTTP_NOT_FOUND else None
-        return found.get(partition, OFFSET_NONE)
+            if error.status != HTTP_NOT_FOUND:
+                return None
+            found = {}
+        read = OffsetRead(
+            group=self.group,
+            partition=partition,
+            offset=found.get(partition, OFFSET_NONE),
+            broker=broker.id,
+            sent_ms=sent_ms,
+            answered_ms=bank.clock.monotonic_ms(),
+        )
+        bank.ledger.add(read)
+        return read.offset
 
 
 @dataclass(slots=True)

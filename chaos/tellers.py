@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chaos.ledger import Transfer
     from chaos.transfers import Bank
 
-TELLERS = 3
+TELLERS = 5
 LIFE_S = (1.0, 4.0)
 ZOMBIE_CHANCE = 0.5
 LEAVE_CHANCE = 0.1
@@ -38,7 +38,7 @@ BOTH_CHANCE = 0.1
 INLINE_CHANCE = 0.2
 CHUNK_TWICE_CHANCE = 0.2
 STAGE_TRIES = 3
-TELLER_PAUSE_S = 0.25
+TELLER_PAUSE_S = 0.5
 FENCED_CODE = 40907
 ZOMBIE_NUMBER = 1_000_000
 """Position behind every other of its epoch."""
