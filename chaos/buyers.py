@@ -98,7 +98,7 @@ class OrderWriters:
 
 @dataclass(slots=True)
 class Buyers:
-    """What both groups do: fetch orders, and answer them with their offset in one transaction."""
+    """Base of both groups: fetch orders, and answer them with their offset in one transaction."""
 
     bank: Bank
     group: str
@@ -201,7 +201,7 @@ class CarefulBuyers(Buyers):
 
 
 @dataclass(slots=True)
-class Membership:
+class BuyerLife:
     """One life of a member: its epoch, and the partitions that it owns with their positions."""
 
     name: str
@@ -237,7 +237,7 @@ class MemberBuyers(Buyers):
         for life in count():
             if bank.is_stopped:
                 return
-            member = Membership(f"buyer-{buyer}-{life}")
+            member = BuyerLife(f"buyer-{buyer}-{life}")
             ends_ms = bank.clock.monotonic_ms() + 1000 * bank.random.uniform(*BUYER_LIFE_S)
             if await self._join(member):
                 while not bank.is_stopped and bank.clock.monotonic_ms() < ends_ms:
@@ -250,7 +250,7 @@ class MemberBuyers(Buyers):
                         await bank.http.call("DELETE", url, timeout_s=CALL_S)
             await bank.pause(TRY_AGAIN_S)
 
-    async def _join(self, member: Membership) -> bool:
+    async def _join(self, member: BuyerLife) -> bool:
         body = {
             "consumer_id": member.name,
             "topics": [ORDERS],
@@ -260,14 +260,14 @@ class MemberBuyers(Buyers):
         }
         return await self._ask(member, f"{self.path}/consumers", orjson.dumps(body))
 
-    async def _ask(self, member: Membership, path: str, body: bytes) -> bool:
+    async def _ask(self, member: BuyerLife, path: str, body: bytes) -> bool:
         url = self.bank.any_broker().url + path
         reply = await self.bank.http.ask("POST", url, body, {"Content-Type": JSON}, CALL_S)
         if reply.status == HTTP_OK:
             member.learn(reply.body)
         return reply.status == HTTP_OK
 
-    async def _buy(self, member: Membership) -> bool:
+    async def _buy(self, member: BuyerLife) -> bool:
         """Heartbeat, then answer orders of each partition; return whether the life goes on."""
         path = f"{self.path}/consumers/{member.name}:heartbeat"
         if not await self._ask(member, path, member.heartbeat()):
