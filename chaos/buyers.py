@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from chaos.http import HTTP_OK, JSON, JSON_V2, CallError
-from chaos.ledger import ACCOUNTS, CREDITS, DEBITS, ORDERS, Entry, OrderRange
+from chaos.ledger import ACCOUNTS, CREDITS, DEBITS, ORDERS, Entry, OffsetRead, OrderRange
 from chaos.transfers import (
     AMOUNTS,
     ASK_DEADLINE_S,
@@ -43,6 +43,7 @@ BUYERS = 3
 BUYER_PAUSE_S = 0.3
 BUYER_LIFE_S = (3.0, 8.0)
 LEAVE_WELL_CHANCE = 0.6
+RIVALS_CHANCE = 0.2
 SESSION_MS = 3000
 FETCH_BYTES = 2000
 CALL_S = 4.0
@@ -97,7 +98,7 @@ class OrderWriters:
 
 @dataclass(slots=True)
 class Buyers:
-    """What both groups do: fetch orders, and answer them with their offset in one transaction."""
+    """Base of both groups: fetch orders, and answer them with their offset in one transaction."""
 
     bank: Bank
     group: str
@@ -172,21 +173,35 @@ class CarefulBuyers(Buyers):
             if start is not None:
                 lines = await self.fetch(partition, max(0, start))
                 if lines:
-                    await self.answer(partition, lines, {}, start)
+                    rivals = 2 if bank.random.random() < RIVALS_CHANCE else 1
+                    answers = (self.answer(partition, lines, {}, start) for _ in range(rivals))
+                    await asyncio.gather(*answers)
             await bank.pause(BUYER_PAUSE_S * 2 * bank.random.random())
 
     async def _committed(self, partition: int) -> int | None:
         """Return the committed offset, -1 for none yet; None without an answer."""
+        bank, broker = self.bank, self.bank.any_broker()
+        sent_ms = bank.clock.monotonic_ms()
         try:
-            url = self.bank.any_broker().url + self.path
-            found = await self.bank.http.committed_offsets(url, ORDERS)
+            found = await bank.http.committed_offsets(broker.url + self.path, ORDERS)
         except CallError as error:
-            return OFFSET_NONE if error.status == HTTP_NOT_FOUND else None
-        return found.get(partition, OFFSET_NONE)
+            if error.status != HTTP_NOT_FOUND:
+                return None
+            found = {}
+        read = OffsetRead(
+            group=self.group,
+            partition=partition,
+            offset=found.get(partition, OFFSET_NONE),
+            broker=broker.id,
+            sent_ms=sent_ms,
+            answered_ms=bank.clock.monotonic_ms(),
+        )
+        bank.ledger.add(read)
+        return read.offset
 
 
 @dataclass(slots=True)
-class Membership:
+class BuyerLife:
     """One life of a member: its epoch, and the partitions that it owns with their positions."""
 
     name: str
@@ -222,7 +237,7 @@ class MemberBuyers(Buyers):
         for life in count():
             if bank.is_stopped:
                 return
-            member = Membership(f"buyer-{buyer}-{life}")
+            member = BuyerLife(f"buyer-{buyer}-{life}")
             ends_ms = bank.clock.monotonic_ms() + 1000 * bank.random.uniform(*BUYER_LIFE_S)
             if await self._join(member):
                 while not bank.is_stopped and bank.clock.monotonic_ms() < ends_ms:
@@ -235,7 +250,7 @@ class MemberBuyers(Buyers):
                         await bank.http.call("DELETE", url, timeout_s=CALL_S)
             await bank.pause(TRY_AGAIN_S)
 
-    async def _join(self, member: Membership) -> bool:
+    async def _join(self, member: BuyerLife) -> bool:
         body = {
             "consumer_id": member.name,
             "topics": [ORDERS],
@@ -245,14 +260,14 @@ class MemberBuyers(Buyers):
         }
         return await self._ask(member, f"{self.path}/consumers", orjson.dumps(body))
 
-    async def _ask(self, member: Membership, path: str, body: bytes) -> bool:
+    async def _ask(self, member: BuyerLife, path: str, body: bytes) -> bool:
         url = self.bank.any_broker().url + path
         reply = await self.bank.http.ask("POST", url, body, {"Content-Type": JSON}, CALL_S)
         if reply.status == HTTP_OK:
             member.learn(reply.body)
         return reply.status == HTTP_OK
 
-    async def _buy(self, member: Membership) -> bool:
+    async def _buy(self, member: BuyerLife) -> bool:
         """Heartbeat, then answer orders of each partition; return whether the life goes on."""
         path = f"{self.path}/consumers/{member.name}:heartbeat"
         if not await self._ask(member, path, member.heartbeat()):

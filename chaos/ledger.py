@@ -114,6 +114,18 @@ class TellerLife:
     answered_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRead:
+    """A group's committed offset in a partition of `orders`, as a broker told it."""
+
+    group: str
+    partition: int
+    offset: int
+    broker: int
+    sent_ms: int
+    answered_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """A recorded request that was sent once more, late, and what it was told then."""
@@ -158,6 +170,7 @@ class Ledger:
     transfers: dict[str, Transfer] = field(default_factory=dict)
     requests: list[TransferRequest] = field(default_factory=list)
     lives: list[TellerLife] = field(default_factory=list)
+    offset_reads: list[OffsetRead] = field(default_factory=list)
     orders: list[bytes] = field(default_factory=list)
     """Values of the orders that were answered as stored."""
     seen: dict[str, list[Observation]] = field(default_factory=dict)
@@ -168,8 +181,8 @@ class Ledger:
         self.transfers[transfer.id] = transfer
         self._write("transfer", transfer)
 
-    def add(self, event: TransferRequest | TellerLife) -> None:
-        """Append a request with its answer, or an answered init."""
+    def add(self, event: TransferRequest | TellerLife | OffsetRead) -> None:
+        """Append a request with its answer, an answered init, or an offset that was read."""
         match event:
             case TransferRequest():
                 self.requests.append(event)
@@ -178,6 +191,9 @@ class Ledger:
             case TellerLife():
                 self.lives.append(event)
                 self._write("tellerlife", event)
+            case OffsetRead():
+                self.offset_reads.append(event)
+                self._write("offsetread", event)
 
     def of(self, transfer: str, what: What = "commit") -> list[TransferRequest]:
         """Return the requests of one kind about a transfer, in the order of their answers."""

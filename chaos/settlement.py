@@ -56,27 +56,34 @@ class Settlement:
 
     async def _wait_complete(self, end: MoneyEnd) -> None:
         began = self.bank.clock.monotonic_ms()
-        waiting = await read_until(COMPLETE_DEADLINE_S, lambda found: found == (), self._committing)
+        waiting = await read_until(COMPLETE_DEADLINE_S, lambda found: found == (), self.committing)
         if waiting == ():
             end.completed_ms = self.bank.clock.monotonic_ms() - began
         else:
             end.waiting = waiting or ("no broker answered",)
 
-    async def _committing(self) -> tuple[str, ...] | None:
-        """Return the ids that are not complete, None without an answer."""
+    async def committing_now(self) -> frozenset[str]:
+        """Return the positions that are not complete, from the first broker that answers."""
+        found = await read_until(CALL_S, lambda found: found is not None, self.committing)
+        return frozenset(("no broker answered",) if found is None else found)
+
+    async def committing(self) -> tuple[str, ...] | None:
+        """Return the positions that are not complete, as texts; None without an answer."""
         url = f"{self.bank.any_broker().url}{self.bank.path()}?state=committing"
         try:
             listed = await self.bank.http.get_json(url, CALL_S)
         except CallError:
             return None
-        return tuple(str(row["transaction_id"]) for row in listed["data"])
+        return tuple(f"{row['transaction_id']} {row['last']}" for row in listed["data"])
 
     async def _begin_last_lives(self) -> None:
-        """Let each teller begin a life, which tells what became of the last position."""
+        """Let each teller begin a life, which tells of the last position, and its zombie move."""
         for name in self.tellers.names:
             for attempt in range(KNOWN_TRIES):
                 broker = self.bank.endpoints[attempt % len(self.bank.endpoints)]
-                if await self.tellers.begin(name, broker) is not None:
+                life = await self.tellers.begin(name, broker)
+                if life is not None:
+                    await self.tellers.move_as_zombie(life)
                     break
                 await asyncio.sleep(TRY_AGAIN_S)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chaos.ledger import Transfer
     from chaos.transfers import Bank
 
-TELLERS = 3
+TELLERS = 5
 LIFE_S = (1.0, 4.0)
 ZOMBIE_CHANCE = 0.5
 LEAVE_CHANCE = 0.1
@@ -38,8 +38,10 @@ BOTH_CHANCE = 0.1
 INLINE_CHANCE = 0.2
 CHUNK_TWICE_CHANCE = 0.2
 STAGE_TRIES = 3
-TELLER_PAUSE_S = 0.25
+TELLER_PAUSE_S = 0.5
 FENCED_CODE = 40907
+ZOMBIE_NUMBER = 1_000_000
+"""Position behind every other of its epoch."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,13 @@ class Tellers:
         )
         bank.ledger.add(life)
         return life
+
+    async def move_as_zombie(self, life: TellerLife) -> None:
+        """Ask for a transfer in the epoch before this life, which fences it."""
+        position = TellerPosition(life.teller, life.epoch - 1, ZOMBIE_NUMBER)
+        name = f"{life.teller}-{position.epoch}-{ZOMBIE_NUMBER}"
+        transfer = self.bank.plan(name, "staged", position=position)
+        await self.bank.send(transfer, "commit", self._commit(transfer, position, is_staged=False))
 
     async def _live(self, life: TellerLife) -> None:
         bank = self.bank

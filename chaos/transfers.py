@@ -43,8 +43,8 @@ ASK_DEADLINE_S = 4.5
 TRIES = 6
 """Most attempts in a row of a request of unknown outcome; what is unknown then stays so for now."""
 TRY_AGAIN_S = 0.2
-ONE_SHOT_CLIENTS = 3
-ONE_SHOT_PAUSE_S = 0.25
+ONE_SHOT_CLIENTS = 6
+ONE_SHOT_PAUSE_S = 0.5
 RIVAL_CHANCE = 0.2
 DOUBLE_CHANCE = 0.3
 GIVE_UP_CHANCE = 0.3

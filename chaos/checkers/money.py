@@ -302,6 +302,31 @@ def check_offsets_move_with_rows(ledger: Ledger, end: MoneyEnd, groups: Sequence
     )
 
 
+def check_offsets_stay(ledger: Ledger) -> Verdict:
+    """Check that no broker tells an older offset than was told or answered before (T14).
+
+    A read counts those that were answered before it was sent, and offsets of complete transfers.
+    """
+    known: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    for one in ledger.requests:
+        orders = ledger.transfers[one.transfer].orders
+        if one.what == "commit" and one.told == "complete" and orders is not None:
+            known[orders.group, orders.partition].append((one.answered_ms, orders.end))
+    for read in ledger.offset_reads:
+        known[read.group, read.partition].append((read.answered_ms, read.offset))
+    ends = {key: ToldEnds.rising(times) for key, times in known.items()}
+    faults = [
+        f"{read.group} {read.partition}: broker {read.broker} told {read.offset}, {due} was known"
+        for read in ledger.offset_reads
+        if max(0, read.offset) < (due := ends[read.group, read.partition].before(read.sent_ms))
+    ]
+    if not any(read.offset > 0 for read in ledger.offset_reads):
+        faults.append("no committed offset was read")
+    return verdict(
+        "money: offsets never go back", f"{len(ledger.offset_reads):,} offsets read", faults
+    )
+
+
 def check_order_of_answers(ledger: Ledger, books: Mapping[str, Reading]) -> Verdict:
     """Check that answers to one partition of orders stand in its order in each target (T15)."""
     faults: list[str] = []
@@ -411,6 +436,16 @@ class ToldEnds:
 
     steps: list[tuple[int, int]] = field(default_factory=list)
 
+    @classmethod
+    def rising(cls, times: Iterable[tuple[int, int]]) -> ToldEnds:
+        """Return the highest end known from each time on."""
+        ends, highest = cls(), 0
+        for told_ms, end in sorted(times):
+            if end > highest:
+                highest = end
+                ends.steps.append((told_ms, end))
+        return ends
+
     def before(self, at_ms: int) -> int:
         """Return the end that every fetch sent at this time must reach."""
         due = 0
@@ -432,12 +467,7 @@ def _due_ends(book: Reading, told: Mapping[str, int]) -> dict[int, ToldEnds]:
             for line in lines
             if (name := booked(line).transfer) in told
         ]
-        ends, highest = ToldEnds(), 0
-        for told_ms, end in sorted(times):
-            if end > highest:
-                highest = end
-                ends.steps.append((told_ms, end))
-        found[partition] = ends
+        found[partition] = ToldEnds.rising(times)
     return found
 
 

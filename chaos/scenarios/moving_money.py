@@ -36,6 +36,7 @@ from chaos.checkers.money import (
     check_not_torn,
     check_numbers,
     check_offsets_move_with_rows,
+    check_offsets_stay,
     check_order_of_answers,
     check_orders_once,
     check_shown_once_told,
@@ -80,8 +81,6 @@ if TYPE_CHECKING:
 TAIL_PAUSE_S = 0.25
 FIRST_TRANSFERS_S = 30.0
 BACK_TO_NORMAL_S = 30.0
-MONEY_AFTER_S = 4.0
-"""Time of transfers of every kind behind the last fault."""
 MONEY_FLOOR = 5
 """Fewest complete transfers of a kind, in all and after the faults. There are about 3 a second."""
 HOME = "broker that leads the home of teller-0"
@@ -103,6 +102,7 @@ async def _money_moves(context: ScenarioContext) -> AsyncIterator[None]:
     )
     await create_money_topics(context.http, brokers[0].url, bank.v3)
     tellers, tails = Tellers(bank), _tails(context)
+    settlement = Settlement(bank, tellers)
     clients = (
         bank,
         tellers,
@@ -120,10 +120,14 @@ async def _money_moves(context: ScenarioContext) -> AsyncIterator[None]:
             await wait_until(FIRST_TRANSFERS_S, _each_kind_made(ledger))
             yield
             await wait_until(BACK_TO_NORMAL_S, _each_kind_made(ledger))
-            await asyncio.sleep(MONEY_AFTER_S)
+            open_at_first = await settlement.committing_now()
+            await asyncio.sleep(SETTLED_MS / 1000)
+            still_open = open_at_first & await settlement.committing_now()
             bank.stop()
         watching.cancel()
-        context.money_end = await Settlement(bank, tellers).settle()
+        end = await settlement.settle()
+        end.waiting += tuple(still_open)
+        context.money_end = end
         for tail in tails.values():
             tail.stop()
 
@@ -182,6 +186,7 @@ def _check_money(context: ScenarioContext, _reading: Reading) -> list[Verdict]:
         check_not_early(ledger),
         check_epochs(ledger, end.books),
         check_offsets_move_with_rows(ledger, end, GROUPS),
+        check_offsets_stay(ledger),
         check_order_of_answers(ledger, end.books),
         check_orders_once(ledger.orders, end.books[ORDERS]),
         check_sum(end.books),

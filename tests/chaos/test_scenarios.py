@@ -63,6 +63,7 @@ MONEY_CHECKS = [
     "money: no row before its decision",
     "money: a new epoch fences the old ones",
     "money: each order once, with its offset",
+    "money: offsets never go back",
     "money: answers in the order of orders",
     "money: a produce with a key happens once",
     "money: the sum of all accounts stays",

@@ -18,6 +18,7 @@ from chaos.checkers.money import (
     check_not_torn,
     check_numbers,
     check_offsets_move_with_rows,
+    check_offsets_stay,
     check_order_of_answers,
     check_orders_once,
     check_shown_once_told,
@@ -33,6 +34,7 @@ from chaos.ledger import (
     Ledger,
     MoneyEnd,
     NumberedBatch,
+    OffsetRead,
     OrderRange,
     Repeat,
     TellerLife,
@@ -357,6 +359,35 @@ def test_offsets_guilty_of_answering_an_order_twice() -> None:
     made = ledger(transfers=(ANSWER, NEXT, again))
     found = check_offsets_move_with_rows(made, end(ANSWER, again), ("g",))
     assert found.examples == ("again: g answered 0/1 again, due was 2",)
+
+
+def offset_read(offset: int, at: int) -> OffsetRead:
+    return OffsetRead(
+        group="g", partition=0, offset=offset, broker=1, sent_ms=at, answered_ms=at + 5
+    )
+
+
+def with_reads(*reads: OffsetRead) -> Ledger:
+    return replace(ledger(asked("answer", "complete", at=10), transfers=(ANSWER,)),
+                   offset_reads=list(reads))  # fmt: skip
+
+
+def test_offsets_stay_innocent() -> None:
+    assert check_offsets_stay(with_reads(offset_read(-1, 0), offset_read(2, 20))).passed
+    assert check_offsets_stay(with_reads(offset_read(3, 30), offset_read(2, 33))).passed, "at once"
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        (offset_read(3, 30), offset_read(2, 36)),  # back behind another read
+        (offset_read(1, 20),),  # back behind a commit that was answered
+        (offset_read(-1, 0),),  # proves nothing
+        (),
+    ],
+)
+def test_offsets_stay_guilty(reads: tuple[OffsetRead, ...]) -> None:
+    assert not check_offsets_stay(with_reads(*reads)).passed
 
 
 def test_order_of_answers() -> None:
