@@ -9,6 +9,7 @@ from chaos.buyers import BuyerLife
 from chaos.history import Line
 from chaos.http import HttpReply
 from chaos.ledger import CREDITS, DEBITS, Entry, Told, Transfer, booked
+from chaos.tellers import chunks_of
 from chaos.transfers import told_by, topics_text
 
 
@@ -47,6 +48,12 @@ def test_each_row_of_a_body_names_its_transfer() -> None:
     ]
     assert rows == [("t", 0, 1, -5), ("t", 1, 2, 3), ("t", 2, 3, 2)]
     assert topics[1]["records"][1]["key"] == "account-3"
+
+
+def test_a_staged_transfer_is_cut_into_chunks_of_one_topic_each() -> None:
+    entries = (Entry(DEBITS, 1, -4), *(Entry(CREDITS, account, 1) for account in range(2, 6)))
+    transfer = Transfer(id="t", transaction="t", kind="staged", entries=entries)
+    assert chunks_of(transfer) == [(DEBITS, [0]), (CREDITS, [1, 2, 3]), (CREDITS, [4])]
 
 
 def test_a_member_keeps_its_position_in_what_it_still_owns() -> None:
