@@ -38,10 +38,21 @@ BOTH_CHANCE = 0.1
 INLINE_CHANCE = 0.2
 CHUNK_TWICE_CHANCE = 0.2
 STAGE_TRIES = 3
+STAGED_CREDITS_MAX = 8
+CHUNK_ROWS = 3
 TELLER_PAUSE_S = 0.5
 FENCED_CODE = 40907
 ZOMBIE_NUMBER = 1_000_000
 """Position behind every other of its epoch."""
+
+
+def chunks_of(transfer: Transfer) -> list[tuple[str, list[int]]]:
+    """Return the chunks of a transfer: topic and rows of each."""
+    found = []
+    for topic in BOOKS:
+        rows = [row for row, entry in enumerate(transfer.entries) if entry.topic == topic]
+        found += [(topic, rows[at : at + CHUNK_ROWS]) for at in range(0, len(rows), CHUNK_ROWS)]
+    return found
 
 
 @dataclass(slots=True)
@@ -105,7 +116,8 @@ class Tellers:
                 return
             position = TellerPosition(life.teller, life.epoch, number)
             name = f"{life.teller}-{life.epoch}-{number}"
-            transfer = bank.plan(name, "staged", position=position)
+            entries = bank.draw_entries(STAGED_CREDITS_MAX)
+            transfer = bank.plan(name, "staged", entries=entries, position=position)
             is_over = await self._move(transfer, position)
             if is_over:
                 return
@@ -150,14 +162,10 @@ class Tellers:
         return False
 
     def _chunks(self, transfer: Transfer, position: TellerPosition) -> list[SentText]:
-        """Return a staged produce for each book of the transfer."""
+        """Return staged produces of a few rows each, to one book each."""
         chunks = []
-        for number, topic in enumerate(BOOKS):
-            records = b",".join(
-                record_text(transfer, row)
-                for row, entry in enumerate(transfer.entries)
-                if entry.topic == topic
-            )
+        for number, (topic, rows) in enumerate(chunks_of(transfer)):
+            records = b",".join(record_text(transfer, row) for row in rows)
             headers = (
                 ("Content-Type", JSON_V2),
                 ("Quorumlog-Transaction", position.teller),
@@ -172,7 +180,7 @@ class Tellers:
     def _commit(self, transfer: Transfer, position: TellerPosition, *, is_staged: bool) -> SentText:
         attempt = {
             "attempt_id": f"{position.epoch}.{position.number}",
-            "chunks": len(BOOKS),
+            "chunks": len(chunks_of(transfer)),
             "rows": len(transfer.entries),
         }
         content = (
