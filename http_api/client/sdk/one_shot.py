@@ -90,7 +90,7 @@ async def atransact(
     group_id: str | None = None,
     offsets: Iterable[TopicPartition] = (),
     group_metadata: ConsumerGroupMetadata | None = None,
-    timeout: float | None = None,  # noqa: ASYNC109 as in the blocking twin
+    timeout: float | None = None,
     **settings: Unpack[ProducerKeywords],
 ) -> TransactionResult:
     """Write rows and commit offsets in one transaction, as `transact` does."""
