@@ -25,11 +25,11 @@ def list_transactions(
     wanted: list[str | None] = [None]
     if states is not None:
         named = list_of_names("state", states)
-        for state in named:
-            if state not in TRANSACTION_STATES:
-                msg = f"state {state!r}: expected one of {', '.join(TRANSACTION_STATES)}"
+        for one in named:
+            if one not in TRANSACTION_STATES:
+                msg = f"state {one!r}: expected one of {', '.join(TRANSACTION_STATES)}"
                 raise ValueError(msg)
-        wanted = list(named)
+        wanted = [*named]
     if group is not None:
         check_name("group", group)
     cluster_id = yield from call.cluster_id()

@@ -342,8 +342,8 @@ class AsyncAdmin:
     ) -> list[TransactionInfo]:
         """List transactional ids and keys, of one group or of all groups and of none.
 
-        ``states`` are ``"staging"``, ``"committing"``, ``"complete"`` and ``"aborted"``. ``timeout``
-        is in seconds; None: ``api_timeout_ms``.
+        ``states`` are ``"staging"``, ``"committing"``, ``"complete"`` and ``"aborted"``.
+        ``timeout`` is in seconds; None: ``api_timeout_ms``.
         """
         return await self._run(
             timeout,
