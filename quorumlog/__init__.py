@@ -28,6 +28,7 @@ from http_api.client.client_errors import (
     BufferFullError,
     ClosedError,
     CommitError,
+    CommittingError,
     ConfigError,
     DeliveryError,
     FencedError,
@@ -38,6 +39,8 @@ from http_api.client.client_errors import (
     ProtocolError,
     QuorumlogError,
     ThrottledError,
+    TransactionAbortedError,
+    TransactionStateError,
     UnreachableError,
     UnreadableRecordError,
     WakeupError,
@@ -46,6 +49,7 @@ from http_api.client.network import ClientSecurity
 from http_api.client.sdk.record_types import (
     OFFSET_BEGINNING,
     OFFSET_END,
+    ConsumerGroupMetadata,
     NewRecord,
     Receipt,
     Record,
@@ -71,6 +75,8 @@ if TYPE_CHECKING:
     from http_api.client.sdk.async_consumer import AsyncConsumer as AsyncConsumer
     from http_api.client.sdk.async_producer import AsyncProducer as AsyncProducer
     from http_api.client.sdk.consumer import Consumer as Consumer
+    from http_api.client.sdk.one_shot import atransact as atransact
+    from http_api.client.sdk.one_shot import transact as transact
     from http_api.client.sdk.producer import Producer as Producer
 
 __all__ = [
@@ -91,11 +97,13 @@ __all__ = [
     "ClusterHealth",
     "ClusterHealthReason",
     "CommitError",
+    "CommittingError",
     "ConfigError",
     "ConfigResource",
     "Consumer",
     "ConsumerGroupDescription",
     "ConsumerGroupMember",
+    "ConsumerGroupMetadata",
     "DeliveryError",
     "FencedError",
     "InvalidRecordError",
@@ -115,9 +123,13 @@ __all__ = [
     "ThrottledError",
     "TopicDescription",
     "TopicPartition",
+    "TransactionAbortedError",
+    "TransactionStateError",
     "UnreachableError",
     "UnreadableRecordError",
     "WakeupError",
+    "atransact",
+    "transact",
 ]
 
 _RESOURCES = "http_api.client.sdk.admin_resources"
@@ -139,6 +151,8 @@ _LAZY = {
     "TopicDescription": _RESOURCES,
     "Consumer": "http_api.client.sdk.consumer",
     "Producer": "http_api.client.sdk.producer",
+    "atransact": "http_api.client.sdk.one_shot",
+    "transact": "http_api.client.sdk.one_shot",
 }
 """The classes, by their modules: a program pays for those that it uses."""
 

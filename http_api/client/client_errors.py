@@ -128,7 +128,22 @@ class CommitError(QuorumlogError):
 
 
 class FencedError(QuorumlogError):
-    """Another process has taken this one's place: its static member id or its member name."""
+    """Another process has taken this one's place: a static member's, or a transactional id's."""
+
+
+class CommittingError(QuorumlogError):
+    """A transaction is committed, and not all of its rows can be read yet."""
+
+    retriable = True
+    outcome = Outcome.UNKNOWN
+
+
+class TransactionStateError(QuorumlogError):
+    """A call that the state of the producer's transaction does not allow."""
+
+
+class TransactionAbortedError(QuorumlogError):
+    """The outcome of a record whose transaction was aborted."""
 
 
 class OffsetOutOfRangeError(QuorumlogError):

@@ -112,6 +112,7 @@ SHARED_CLASS_NAMES |= {
     "ConfigResource": _CONFLUENT,
     "ConfigSource": _CONFLUENT,
     "Consumer": _CONFLUENT,
+    "ConsumerGroupMetadata": _CONFLUENT,
     "ConsumerGroupDescription": _CONFLUENT,
     "GroupMember": _CONFLUENT,
     "KafkaError": _CONFLUENT,

@@ -411,9 +411,8 @@ def _place(topic: str, partition: int) -> TopicPartition:
 def _metadata(receipt: Receipt) -> RecordMetadata:
     topic, partition = receipt.topic, receipt.partition
     place = _place(topic, partition)
-    return RecordMetadata(
-        topic, partition, place, receipt.offset, receipt.timestamp, CREATE_TIME, None
-    )
+    offset = -1 if receipt.offset is None else receipt.offset
+    return RecordMetadata(topic, partition, place, offset, receipt.timestamp, CREATE_TIME, None)
 
 
 def _chosen(

@@ -10,9 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from http_api.client.sdk import admin_cluster_steps, admin_group_steps, admin_topic_steps
+from http_api.client.sdk import (
+    admin_cluster_steps,
+    admin_group_steps,
+    admin_topic_steps,
+    admin_transaction_steps,
+)
 from http_api.client.sdk.admin_resources import (
     ClusterDescription,
     ClusterHealth,
@@ -38,6 +43,9 @@ from http_api.client.sdk.settings import (
     read_settings,
 )
 from http_api.client.sdk.steps import BlockingShell, Steps
+
+if TYPE_CHECKING:
+    from http_api.client.transaction_calls import ProducerLife, TransactionInfo
 
 T = TypeVar("T")
 
@@ -303,6 +311,57 @@ class Admin:
         """
         return self._run(
             timeout, lambda call: admin_group_steps.describe_consumer_groups(call, groups)
+        )
+
+    def list_transactions(
+        self,
+        states: Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        timeout: float | None = None,
+    ) -> list[TransactionInfo]:
+        """List transactional ids and keys, of one group or of all groups and of none.
+
+        ``states`` are ``"staging"``, ``"committing"``, ``"complete"`` and ``"aborted"``.
+        ``timeout`` is in seconds; None: ``api_timeout_ms``.
+        """
+        return self._run(
+            timeout,
+            lambda call: admin_transaction_steps.list_transactions(call, states, group),
+        )
+
+    def describe_transactions(
+        self,
+        ids: Sequence[str],
+        *,
+        group: str | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, TransactionInfo]:
+        """Describe transactional ids (``key:K`` for a key): position, state, targets and stages.
+
+        Raises `AdminError` for ids that are not known. ``timeout`` is in seconds; None:
+        ``api_timeout_ms``. Costs one request an id.
+        """
+        return self._run(
+            timeout,
+            lambda call: admin_transaction_steps.describe_transactions(call, ids, group),
+        )
+
+    def fence_producers(
+        self,
+        ids: Sequence[str],
+        *,
+        group: str | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, ProducerLife]:
+        """Fence the present producers of transactional ids; return the fate of their last life.
+
+        Transactions that are decided stay so; open ones are never decided. ``timeout`` is in
+        seconds; None: ``api_timeout_ms``. Costs one request an id.
+        """
+        return self._run(
+            timeout,
+            lambda call: admin_transaction_steps.fence_producers(call, ids, group),
         )
 
     def delete_consumer_groups(

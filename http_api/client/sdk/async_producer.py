@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from typing_extensions import Unpack, override
 
@@ -20,16 +20,31 @@ from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.producer_core import ProducerCore
 from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords, is_idempotent
 from http_api.client.sdk.producer_topics import TopicState
+from http_api.client.sdk.producer_transactions import (
+    AsyncProducerTransaction,
+    no_send,
+    no_transactions,
+)
 from http_api.client.sdk.record_batch import SendResult
 from http_api.client.sdk.record_fields import RecordEncoder, check_partition, chosen_partition
-from http_api.client.sdk.record_types import Headers, NewRecord, Receipt
+from http_api.client.sdk.record_types import (
+    ConsumerGroupMetadata,
+    Headers,
+    NewRecord,
+    Receipt,
+    TopicPartition,
+)
 from http_api.client.sdk.settings import given_settings, read_settings
-from http_api.client.sdk.steps import AsyncShell, stats_steps
+from http_api.client.sdk.steps import AsyncShell, Steps, stats_steps
+from http_api.client.sdk.transaction_core import TransactionCore, TransactionPhase
 
 if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
+    from http_api.client.transaction_calls import DecidedPosition, TransactionResult
+
+T = TypeVar("T")
 
 OnDelivery = Callable[["QuorumlogError | None", Receipt], "Awaitable[object] | object"]
 """Called once for a record, with the error or None; a coroutine is awaited."""
@@ -76,6 +91,9 @@ class AsyncProducer:
         self._core = ProducerCore(
             config, self._context, self._shell.now_s, random, is_idempotent=has_sequences
         )
+        self._transactions = None
+        if config.transactional_id is not None:
+            self._transactions = TransactionCore(config, self._context, self._shell.now_s)
         self._fields = RecordEncoder(config).fields
         self._choose = config.partitioner if callable(config.partitioner) else None
         self._runs_callbacks = False
@@ -126,7 +144,10 @@ class AsyncProducer:
         Raises:
             QuorumlogError: The record was not written, or (``outcome``) that is not known.
             OutcomeUnknownError: Not known within ``timeout`` seconds; it may still be written.
+            TransactionStateError: The producer has transactions: a receipt comes with the commit.
         """
+        if self._transactions is not None:
+            raise no_send()
         result = _AsyncResult()
         await self._take(topic, value, key, partition, headers, timestamp, result)
         try:
@@ -166,6 +187,11 @@ class AsyncProducer:
         if self._has_filled_batch:
             self._has_filled_batch = False
             await asyncio.sleep(0)  # let the workers run, even if the program never waits
+        if self._transactions is not None:
+            await self._wait_for_transaction(self._transactions)
+            self._transactions.put(state, partition, fields, awaiting, key, value, parts)
+            self._transactions.bring_stagers(self._shell)
+            return
         while core.buffered_bytes >= core.sealed_bytes_max:
             await self._wait_for_room()
         context.check_open()
@@ -213,9 +239,25 @@ class AsyncProducer:
         if not is_ready:
             raise core.buffer_full()
 
+    async def _wait_for_transaction(self, core: TransactionCore) -> None:
+        """Wait until the open transaction takes a record."""
+        self._context.check_open()
+        core.check_open()
+        core.check_room()
+        if core.is_full:
+            await self._shell.wait_until(
+                lambda: not (core.is_full and core.can_make_room and self._context.is_usable),
+                self._config.max_block_ms / MS,
+            )
+            self._context.check_open()
+            core.check_open()
+            if core.is_full:
+                raise self._core.buffer_full()
+
     async def flush(self, timeout: float | None = None) -> int:
         """Send everything now, wait for the outcomes of all earlier calls and for their callbacks.
 
+        In a transaction it waits until what is to be staged is staged; outcomes come with the end.
         Returns the number of records not settled yet: 0, unless ``timeout`` seconds passed.
 
         Raises:
@@ -226,6 +268,9 @@ class AsyncProducer:
         if self._shell.is_own_task():
             msg = "flush waits for callbacks, so a callback can't call it"
             raise RuntimeError(msg)
+        if self._transactions is not None:
+            await self._shell.run(self._transactions.flush_steps(self._shell, timeout))
+            return 0
         return await self._flush(timeout)
 
     async def _flush(self, timeout: float | None) -> int:
@@ -255,17 +300,20 @@ class AsyncProducer:
 
     def metrics(self) -> dict[str, Any]:
         """Return counts since the producer was made, and what waits in it."""
-        return self._core.metrics()
+        more = {} if self._transactions is None else self._transactions.metrics()
+        return self._core.metrics() | more
 
     def __len__(self) -> int:
         """Return the number of records without an outcome, or whose callback has not run."""
-        return self._core.unsettled
+        waiting = 0 if self._transactions is None else self._transactions.waiting
+        return self._core.unsettled + waiting
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush for up to ``timeout`` seconds, then end; a second call only waits for the first.
 
         Records that have no outcome then fail, with ``outcome`` ``"unknown"`` where they may have
-        been written. In a callback it does not wait for other callbacks.
+        been written. In a callback it does not wait for other callbacks. An open transaction is
+        aborted.
 
         Raises:
             DeliveryError: Records without a callback failed since the last flush.
@@ -280,6 +328,8 @@ class AsyncProducer:
             return
         error: QuorumlogError | None = None
         try:
+            if self._transactions is not None:
+                await self._shell.run(self._transactions.close_steps(timeout))
             await self._flush(timeout)
         except QuorumlogError as failure:
             error = failure
@@ -292,6 +342,99 @@ class AsyncProducer:
         error = error or self._core.take_failure()
         if error is not None:
             raise error
+
+    # transactions
+
+    @property
+    def last(self) -> DecidedPosition | None:
+        """Fate of the newest position of the producer's life before this one.
+
+        None if nothing was decided, and before the first use in a transaction.
+        """
+        return self._transactional().last
+
+    async def init_transactions(self, timeout: float | None = None) -> None:
+        """Begin the producer's life: fence the one before, and learn its fate; see `last`.
+
+        The first transaction does it, too. ``timeout`` is in seconds; None here and in the calls
+        below: ``transaction_timeout_ms``.
+
+        Raises:
+            QuorumlogError: The id's home does not answer in time.
+        """
+        await self._run_transaction(self._transactional().init_steps(timeout))
+
+    async def begin_transaction(self) -> None:
+        """Begin a transaction: what is produced from here on is in it.
+
+        Raises:
+            TransactionStateError: The one before has no end yet.
+            FencedError: A newer producer has the transactional id.
+        """
+        await self._run_transaction(self._transactional().begin_steps(None))
+
+    async def send_offsets_to_transaction(
+        self,
+        offsets: Iterable[TopicPartition],
+        group_metadata: ConsumerGroupMetadata,
+        timeout: float | None = None,
+    ) -> None:
+        """Commit offsets of a consumer's group with the open transaction.
+
+        Args:
+            offsets: The next offset of each partition, as `AsyncConsumer.position` returns them.
+            group_metadata: What `AsyncConsumer.consumer_group_metadata` returns.
+            timeout: Seconds.
+
+        Raises:
+            ConfigError: The transactions belong to another group.
+        """
+        core = self._transactional()
+        await self._run_transaction(core.offsets_steps(offsets, group_metadata, timeout))
+
+    async def commit_transaction(self, timeout: float | None = None) -> TransactionResult | None:
+        """Commit the open transaction, and run the callbacks of its records.
+
+        It may be repeated until its outcome is known. Returns the broker's answer; None for an
+        empty transaction.
+
+        Raises:
+            CommittingError: It is committed, and not all can be read within ``timeout`` seconds.
+            OutcomeUnknownError: Not known in time: repeat it, or abort.
+            FencedError: A newer producer has the transactional id; this one is over.
+            QuorumlogError: It was refused: abort, unless the error is ``retriable``.
+        """
+        core = self._transactional()
+        return await self._run_transaction(core.commit_steps(self._shell, timeout))
+
+    async def abort_transaction(self, timeout: float | None = None) -> None:
+        """Abort the open transaction: no row of it is ever read.
+
+        Raises:
+            CommittingError: It was committed before, by a commit whose answer was lost.
+            FencedError: A newer producer has the transactional id; this one is over.
+            QuorumlogError: It is not known if it is aborted; repeat it.
+        """
+        await self._run_transaction(self._transactional().abort_steps(timeout))
+
+    def transaction(self, timeout: float | None = None) -> AsyncProducerTransaction:
+        """Return a context that begins a transaction, commits it, or aborts on an exception."""
+        self._transactional()
+        return AsyncProducerTransaction(self, timeout)
+
+    @property
+    def has_open_transaction(self) -> bool:
+        """True between the begin of a transaction and its commit or abort."""
+        return self._transactional().state is TransactionPhase.OPEN
+
+    def _transactional(self) -> TransactionCore:
+        if self._transactions is None:
+            raise no_transactions()
+        return self._transactions
+
+    async def _run_transaction(self, steps: Steps[T]) -> T:
+        self._context.check_open()
+        return await self._shell.run(steps)
 
     async def __aenter__(self) -> Self:
         self._context.check_open()

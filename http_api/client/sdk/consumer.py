@@ -34,7 +34,7 @@ from http_api.client.sdk.consumer_base import (
 )
 from http_api.client.sdk.consumer_settings import ConsumerKeywords, consumer_config
 from http_api.client.sdk.positions import partitions_of
-from http_api.client.sdk.record_types import K, Record, TopicPartition, V
+from http_api.client.sdk.record_types import ConsumerGroupMetadata, K, Record, TopicPartition, V
 from http_api.client.sdk.steps import BlockingShell, Steps
 
 if TYPE_CHECKING:
@@ -262,6 +262,19 @@ class Consumer(ConsumerBase[K, V]):
     ) -> list[TopicPartition]:
         """Return the group's commits; offset None where there is none. ``timeout`` in seconds."""
         return self._ask(self._committed_rows(partitions, self._retry_s(timeout)))
+
+    def consumer_group_metadata(self) -> ConsumerGroupMetadata:
+        """Return what a producer's transaction needs to commit offsets for this consumer.
+
+        A member is named with its present epoch, so take it anew for each transaction. Where
+        partitions were assigned by hand, the committed offset that this consumer went on from
+        stands in its place.
+
+        Raises:
+            ConfigError: Without ``group_id``, or with ``enable_auto_commit``.
+            QuorumlogError: The consumer is no member of its group now.
+        """
+        return self._now(lambda: self._work.group_metadata(self._check_group()))
 
     # positions
 

@@ -819,6 +819,7 @@ class ConsumerBase(Generic[K, V]):
         position, start = place_to_begin(one, one.offset)
         if position is None and start is None and self._config.group_id is None:
             start = self._work.positions.start_of_reset()
+        self._work.positions.expected.pop((one.topic, one.partition), None)
         return PartitionState(one.topic, one.partition, position, start)
 
     def _state(self, one: TopicPartition) -> PartitionState:

@@ -61,7 +61,7 @@ from http_api.client.sdk.positions import (
     PartitionState,
     ReadPositions,
 )
-from http_api.client.sdk.record_types import TopicPartition
+from http_api.client.sdk.record_types import ConsumerGroupMetadata, TopicPartition
 from http_api.client.sdk.steps import (
     ATTEMPT_LEAST_S,
     Pause,
@@ -449,8 +449,12 @@ class ConsumerWork:
             commits = {(one.topic, one.partition): one for one in rows if one.is_committed}
             for state, version in zip(by_commit, versions, strict=True):
                 row = commits.get(state.place)
-                if row is not None and row.offset is not None and state.version == version:
-                    position = LogPosition(row.offset, row.leader_epoch)
+                if state.version != version:
+                    continue
+                offset = None if row is None else row.offset
+                self.positions.expected[state.place] = -1 if offset is None else offset
+                if row is not None and offset is not None:
+                    position = LogPosition(offset, row.leader_epoch)
                     state.move(position)
                     state.committed = position
         for state in states:
@@ -475,6 +479,25 @@ class ConsumerWork:
                 self._attend()
 
     # membership
+
+    def group_metadata(self, group_id: str) -> ConsumerGroupMetadata:
+        """Return what a transaction needs to commit offsets for this consumer.
+
+        Raises:
+            ConfigError: The consumer commits by itself, too, beside any transaction.
+            QuorumlogError: It subscribed, and is no member of its group now.
+        """
+        if self.config.enable_auto_commit:
+            msg = "offsets of a transaction need the consumer's setting enable_auto_commit=False"
+            raise ConfigError(msg)
+        if self.membership.subscription is None:
+            return ConsumerGroupMetadata(group_id, expected=self.positions.expected)
+        member = self.membership.member()
+        if member is None:
+            error = QuorumlogError(f"this consumer is no member of group {group_id!r} now: poll")
+            error.retriable = True
+            raise error
+        return ConsumerGroupMetadata(group_id, *member)
 
     def start_group(self) -> None:
         """Start heartbeats, once."""

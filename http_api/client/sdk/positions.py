@@ -164,6 +164,9 @@ class ReadPositions:
         self._report = report
         self.reserved: dict[str, int] = {}
         """Bytes that the request under way at each broker may bring."""
+        self.expected: Final[dict[Place, int]] = {}
+        """The group's committed offset of partitions assigned by hand, as far as this consumer and
+        the transactions of its producers know it; -1: none."""
         self.is_full = False
         """True if a partition was not fetched for want of room, since the last look at all."""
         self._answers = 0
@@ -436,6 +439,8 @@ class ReadPositions:
             state = self.states.get(place)
             if state is not None:
                 state.committed = position
+                if place in self.expected:
+                    self.expected[place] = position.offset
                 if state.stored is not None and state.stored.offset <= position.offset:
                     state.stored = None  # it would undo this commit
 

@@ -20,6 +20,7 @@ from http_api.client.sdk.settings import (
     word,
 )
 from http_api.client.sdk.values import FORMATS
+from http_api.contract.transaction_headers import KEY_PREFIX, TRANSACTIONAL_ID, is_key
 from raft_metadata.common.ids import BATCHES_REMEMBERED
 from raft_metadata.common.record_placement import Partitioner
 
@@ -36,6 +37,27 @@ def _read_acks(name: str, value: object) -> str:
         msg = f"setting {name}={value!r}: expected 'all', 1 or 0"
         raise ConfigError(msg)
     return found
+
+
+def _read_transactional_id(name: str, value: object) -> object:
+    if value is None or (isinstance(value, str) and _is_transactional_id(value)):
+        return value
+    msg = (
+        f"setting {name}={value!r}: expected 1 to 320 characters of A-Z a-z 0-9 . _ : -, not "
+        f"beginning with {KEY_PREFIX!r}"
+    )
+    raise ConfigError(msg)
+
+
+def _is_transactional_id(value: str) -> bool:
+    return TRANSACTIONAL_ID.fullmatch(value) is not None and not is_key(value)
+
+
+def _read_group(name: str, value: object) -> object:
+    if value is None or isinstance(value, str):
+        return value
+    msg = f"setting {name}={value!r}: expected the name of a group, or '' for none"
+    raise ConfigError(msg)
 
 
 def _read_partitioner(name: str, value: object) -> object:
@@ -83,6 +105,14 @@ class ProducerConfig(CommonConfig):
     value_format: str = word("auto", FORMATS)
     key_serializer: Callable[[Any], bytes | str | None] | None = function()
     value_serializer: Callable[[Any], bytes | str | None] | None = function()
+    transactional_id: str | None = custom(None, _read_transactional_id)
+    """Name under which the producer's transactions are decided, the same in each life of it; None:
+    it has no transactions."""
+    transactional_group: str | None = custom(None, _read_group)
+    """The group whose offsets the transactions commit; ``""``: they commit none; None: it is learnt
+    from the first ``send_offsets_to_transaction``."""
+    transaction_timeout_ms: int = integer(60_000, 1, DAY_MS)
+    """Longest time of an init, commit or abort that names no ``timeout``."""
 
 
 class ProducerKeywords(CommonKeywords, total=False):
@@ -105,15 +135,29 @@ class ProducerKeywords(CommonKeywords, total=False):
     value_format: str
     key_serializer: Callable[[Any], bytes | str | None] | None
     value_serializer: Callable[[Any], bytes | str | None] | None
+    transactional_id: str | None
+    transactional_group: str | None
+    transaction_timeout_ms: int
 
 
 def is_idempotent(config: ProducerConfig, *, is_given: bool) -> bool:
     """Return True if writes have sequences; ``acks`` below ``all`` switches them off.
 
+    In transactions they have positions in place of sequences.
+
     Raises:
-        ConfigError: ``enable_idempotence=True`` was given beside ``acks`` of 0 or 1.
+        ConfigError: ``enable_idempotence=True`` was given beside ``acks`` of 0 or 1, or a
+            transactional setting contradicts another one.
     """
     if config.acks != "all" and config.enable_idempotence and is_given:
         msg = f"settings acks={config.acks} and enable_idempotence=True contradict: use acks='all'"
         raise ConfigError(msg)
-    return config.acks == "all" and config.enable_idempotence
+    has_sequences = config.acks == "all" and config.enable_idempotence
+    if config.transactional_id is None:
+        if config.transactional_group is not None:
+            msg = "setting transactional_group: expected transactional_id beside it"
+            raise ConfigError(msg)
+    elif not has_sequences:
+        msg = "setting transactional_id: expected acks='all' and enable_idempotence=True"
+        raise ConfigError(msg)
+    return has_sequences and config.transactional_id is None

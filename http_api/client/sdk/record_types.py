@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 import msgspec
 from typing_extensions import TypeVar, override
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from http_api.client.client_errors import QuorumlogError
 
 K = TypeVar("K", default=Any)
@@ -79,24 +81,42 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRecord:
-    """A record that is to be written, as the program gave it; a ``partitioner`` gets it."""
+    """A record that is to be written, as the program gives it; a ``partitioner`` gets it."""
 
     topic: str
-    key: Any
-    value: Any
-    headers: Headers | None
+    key: Any = None
+    value: Any = None
+    headers: Headers | None = None
+    partition: int | None = None
+    """None: by the key, or any."""
+    timestamp: int | datetime | None = None
+    """Milliseconds since 1970, or a datetime with a time zone; None: the time of the append."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupMetadata:
+    """A consumer's group and membership, for which a transaction commits offsets."""
+
+    group_id: str
+    member_id: str | None = None
+    """None: the partitions were assigned by hand, so ``expected`` fences in place of the member."""
+    member_epoch: int | None = None
+    expected: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By (topic, partition): the committed offset from which the consumer goes on, -1 for none.
+    A producer that commits another one writes it here."""
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """Place of a record that was written, with the key and value as the program gave them.
 
-    ``offset`` is -1 with ``acks=0``. ``timestamp`` is the record's own, in milliseconds; None where
-    the leader sets it.
+    ``offset`` is -1 with ``acks=0``, and None where a transaction was committed and the place of
+    the record is not known, or not known any more. ``timestamp`` is the record's own, in
+    milliseconds; None where the leader sets it.
     """
 
     topic: str
     partition: int
-    offset: int
+    offset: int | None
     timestamp: int | None
     key: Any
     value: Any

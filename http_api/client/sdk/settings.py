@@ -251,7 +251,6 @@ WITHOUT_EFFECT: Final = {
 """Kafka's settings without a meaning here, by the reason; they cause a warning."""
 
 REFUSED: Final = {
-    "transactional_id": "transactions are not supported",
     "sasl_mechanism": "use security=ClientSecurity(user=…, password=…) or token=…",
     "sasl_mechanisms": "use security=ClientSecurity(user=…, password=…) or token=…",
     "sasl_username": "use security=ClientSecurity(user=…)",
