@@ -33,7 +33,13 @@ from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, r
 from broker.server.transaction_ports import Targets
 from broker.server.unit_appends import UnitAppends
 from broker.transactions.home_decisions import ChunkPlaced, Part
-from broker.transactions.home_messages import ApplyAnswer, ApplyUnits, CommitPosition, HomeRequest
+from broker.transactions.home_messages import (
+    ApplyAnswer,
+    ApplyUnits,
+    CommitPosition,
+    GapFound,
+    HomeRequest,
+)
 from broker.transactions.home_records import EpochKey, StagedPlace, Target, TransactionKey
 from broker.transactions.home_records import TransactionValue as Value
 from broker.transactions.home_state import HomeLimits
@@ -118,6 +124,8 @@ class Content:
     asked: int = 0
     """How often it was brought to a home."""
     told: str = ""
+    staged_s: float | None = None
+    """Time at which the last of its chunks was acknowledged."""
 
     @property
     def digest(self) -> str:
@@ -332,6 +340,8 @@ class Truth:
             self.hold("refused wrongly", not is_decided, f"{content.number} is decided: {error}")
             content.told = "not_written"
         elif error.code is ErrorCode.STAGE_INCOMPLETE:
+            is_young = content.staged_s is not None and self.world.now_s < content.staged_s + 15
+            self.hold("S9", not is_young, f"{content.number} was staged: {error}")
             self.hold("refused wrongly", not is_decided, f"{content.number} is decided: {error}")
         elif content.asked == 1:
             self.hold("told not written", not is_decided, f"{content.number} is decided: {error}")
@@ -445,7 +455,11 @@ class Node:
         name = name_of(TopicIdPartition(*request.target))
 
         async def there(node: Node) -> ApplyAnswer:
-            return await node.targets.append(request, 500)
+            answer = await node.targets.append(request, 500)
+            if isinstance(answer, GapFound):
+                is_clean = all(log.unclean_epoch < 0 for log in self.world.logs.values())
+                self.world.truth.hold("S5", not is_clean, f"a gap in {name}, which lost nothing")
+            return answer
 
         return await self.world.carry(name, there)
 
@@ -602,6 +616,11 @@ class World:
         self.uncleanly = self.chance.random() < 0.15
         self.input_end = 0
 
+    @property
+    def now_s(self) -> float:
+        """Return the virtual time."""
+        return asyncio.get_running_loop().time()
+
     def make_life(self) -> str:
         """Return a name for a loaded state of groups."""
         self.lives += 1
@@ -647,8 +666,9 @@ class World:
         """Have a partition's leader answer; some requests are lost, late, doubled, or astray."""
         chance = self.chance
         number = self.leaders.get(name, 0)
-        if not self.calm and chance.random() < 0.15:
-            number = chance.randrange(BROKERS)
+        if not self.calm and chance.random() < 0.25:
+            believers = [node.number for node in self.nodes if name in node.local.views]
+            number = chance.choice([*believers, chance.randrange(BROKERS)])
         await asyncio.sleep(chance.random() * 0.01)
         if not self.calm and chance.random() < self.losses:
             kind = chance.randrange(3)
@@ -742,24 +762,30 @@ class World:
         self.topics[new] = None
         self.add(f"{new}-0")
         self.figures["topics deleted"] += 1
+        if self.chance.random() < 0.5:
+            # Decisions for it are open when the home moves to a broker that does not know it yet.
+            self.stick(f"{new}-0", 1.5)
+            delay_s = 0.5 + self.chance.random()
+            asyncio.get_running_loop().call_later(delay_s, self.elect, HOMES[0])
 
     def fault(self) -> None:
         """Do one unkind thing."""
         chance = self.chance
         names = list(self.leaders)
-        kind = chance.choices(range(8), [10, 5, 2, 2, 2, 3, 2, 2])[0]
+        kind = chance.choices(range(9), [10, 5, 2, 2, 2, 3, 2, 2, 4])[0]
         name = chance.choice(names)
         if kind == 0:
             self.elect(name)
         elif kind == 1:
-            self.elect(chance.choice(HOMES))
+            self.elect(chance.choice([*HOMES, STAGE]))
         elif kind == 2:
             self.kill(chance.choice(self.nodes))
         elif kind == 3:
-            self.logs[name].is_stuck = True
-            asyncio.get_running_loop().call_later(
-                chance.random() * 3, setattr, self.logs[name], "is_stuck", False
-            )
+            self.stick(name, chance.random() * 3)
+        elif kind == 8:
+            # A target is late: what is decided for another one besides is open when the home moves.
+            self.stick(chance.choice(["a-0", "b-0"]), 1.5)
+            asyncio.get_running_loop().call_later(chance.random(), self.elect, HOMES[0])
         elif kind == 4:
             self.logs[name].is_short = True
             asyncio.get_running_loop().call_later(
@@ -772,6 +798,12 @@ class World:
         elif kind == 7 and self.uncleanly:
             targets = [one for one in names if one not in {STAGE, "group-0", "out-0"}]
             self.elect(chance.choice(targets), lost=chance.randint(1, 3))
+
+    def stick(self, name: str, for_s: float) -> None:
+        """Let the replicas of a partition fetch nothing for some time."""
+        log = self.logs[name]
+        log.is_stuck = True
+        asyncio.get_running_loop().call_later(for_s, setattr, log, "is_stuck", False)
 
     async def make_trouble(self) -> None:
         """Do unkind things until all is calm; homes tick meanwhile."""

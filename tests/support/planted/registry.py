@@ -15,12 +15,19 @@ from functools import partial
 
 import pytest
 
-from tests.support import deletion_world, group_simulation, home_world, stage_simulation
+from tests.support import (
+    deletion_world,
+    group_simulation,
+    home_world,
+    stage_simulation,
+    transaction_clients,
+)
 from tests.support.damage_world import BrokenError, DamageWorld
 from tests.support.metadata_invariants import InvariantError
 from tests.support.metadata_sim_story import Length, tell
 from tests.support.replication_invariants import Violation
 from tests.support.replication_world import run
+from tests.support.transaction_world import TransactionViolation
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -28,7 +35,7 @@ Judge = Callable[[int], str | None]
 """Run a seed; return the name of the check that it breaks, None if it breaks none."""
 
 METADATA, REPLICATION, DELETION, DAMAGE = "metadata", "replication", "deletion", "damage"
-GROUPS, HOMES, STAGES = "groups", "homes", "stages"
+GROUPS, HOMES, STAGES, TRANSACTIONS = "groups", "homes", "stages", "transactions"
 LOST = ("L2", "L3", "L4", "L7", "L10")
 """Something that was seen or acknowledged is not there, on one replica or another."""
 
@@ -106,6 +113,11 @@ def stage_fault(name: str, *caught_by: str, first: int = 0) -> Callable[[Plant],
     return partial(_register, STAGES, name, caught_by, _judge_stages, first)
 
 
+def transaction_fault(name: str, *caught_by: str, first: int = 0) -> Callable[[Plant], Plant]:
+    """Register a fault of homes, completion, targets or stages (``transaction_world``)."""
+    return partial(_register, TRANSACTIONS, name, caught_by, _judge_transactions, first)
+
+
 def _register(
     world: str, name: str, caught_by: tuple[str, ...], judge: Judge, first: int, plant: Plant
 ) -> Plant:
@@ -157,6 +169,14 @@ def _judge_homes(seed: int) -> str | None:
     try:
         home_world.run(seed)
     except home_world.HomeViolation as violation:
+        return violation.check
+    return None
+
+
+def _judge_transactions(seed: int) -> str | None:
+    try:
+        transaction_clients.run(seed)
+    except TransactionViolation as violation:
         return violation.check
     return None
 
