@@ -112,7 +112,7 @@ class ScenarioRun:
 
     async def play(self) -> None:
         """Play the scenario; the verdicts are added to the run."""
-        deadline_s = RUN_MARGIN_S + 4 * self._options.duration_s
+        deadline_s = RUN_MARGIN_S + 4 * self._options.duration_s + self._scenario.extra_s
         async with within(deadline_s, "the scenario ends"), self._cluster, Http() as http:
             ready_s = await self._cluster.local.start()
             now = self._cluster.local.read()

@@ -85,6 +85,7 @@ MONEY_FLOOR = 5
 """Fewest complete transfers of a kind, in all and after the faults. There are about 3 a second."""
 HOME = "broker that leads the home of teller-0"
 LOOK_S = 0.2
+EXTRA_S = 120.0
 
 
 @asynccontextmanager
@@ -231,7 +232,12 @@ def with_money(scenario: Scenario) -> Scenario:
         return [*scenario.own_checks(context, reading), *_check_money(context, reading)]
 
     return replace(
-        scenario, beside=beside, own_checks=own_checks, disk_checks=_check_money_on_disks
+        scenario,
+        beside=beside,
+        own_checks=own_checks,
+        disk_checks=_check_money_on_disks,
+        stops_writes=True,  # two nodes start again slower beside it than a gap's limit allows
+        extra_s=EXTRA_S,
     )
 
 
@@ -298,7 +304,6 @@ MONEY = with_money(
                 meanwhile=_kill_leaders,
             ),
         ),
-        stops_writes=True,
     )
 )
 MONEY_HOME_CUT = with_money(
@@ -313,7 +318,6 @@ MONEY_HOME_CUT = with_money(
                 felt_as=(leader_epochs, unknown_attempts),
             ),
         ),
-        stops_writes=True,
     )
 )
 MONEY_PAUSED = with_money(
@@ -329,7 +333,6 @@ MONEY_PAUSED = with_money(
                 meanwhile=_pause_it,
             ),
         ),
-        stops_writes=True,
     )
 )
 MONEY_APPLY_LOST = with_money(
@@ -345,6 +348,5 @@ MONEY_APPLY_LOST = with_money(
                 meanwhile=_lose_long,
             ),
         ),
-        stops_writes=True,
     )
 )

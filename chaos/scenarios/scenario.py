@@ -219,6 +219,8 @@ class Scenario:
     replication_factor: int = 3
     stops_writes: bool = False
     """True if the fault may stop partitions: then writes are checked before and after it only."""
+    extra_s: float = 0.0
+    """Time that its own load and checks may take beyond those of every scenario."""
     disks: Literal["sound", "faults", "power"] = "sound"
     """Disk faults needed: none, failing disks, or power loss; the last two need a C compiler."""
 

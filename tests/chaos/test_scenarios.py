@@ -19,7 +19,7 @@ from tests.architecture.tree import ROOT
 
 SHORT_S = "4"
 STORM_S = "12"
-DEADLINE_S = 240
+DEADLINE_S = 300
 COMMAND = [sys.executable, "-m", "http_api.cli", "chaos"]
 
 
