@@ -8,7 +8,8 @@ contains. Every connection has one request in flight.
 
 The specification: ``{"requests": [base64, …], "connections", "seconds", "warm_up_s", "expect"}``;
 connection i uses target i mod targets and sends the requests in turn. ``"head_first": true``: head
-and body are sent in two packets, as Python's clients do.
+and body are sent in two packets, as Python's clients do. ``"placeholder"``: a text of digits that
+requests hold; each one that is sent has a number of its own in its place, so that no two are alike.
 """
 
 from __future__ import annotations
@@ -68,8 +69,12 @@ class Generator:
         expect: bytes,
         *,
         head_first: bool = False,
+        placeholder: bytes = b"",
     ) -> None:
         self._requests = requests
+        self._numbers_at = [each.index(placeholder) if placeholder else 0 for each in requests]
+        self._digits = len(placeholder)
+        self._number = 0
         self._bodies_at = [each.find(b"\r\n\r\n") + 4 if head_first else 0 for each in requests]
         self._expect = expect
         self._buffer = bytearray(RECEIVE_BYTES)
@@ -140,6 +145,10 @@ class Generator:
 
     def _send(self, connection: Connection) -> None:
         request, body_at = self._requests[connection.request], self._bodies_at[connection.request]
+        if self._digits:
+            at, digits = self._numbers_at[connection.request], self._digits
+            self._number += 1
+            request = b"%b%0*d%b" % (request[:at], digits, self._number, request[at + digits :])
         connection.request = (connection.request + 1) % len(self._requests)
         connection.sent_ns = time.perf_counter_ns()
         if body_at:
@@ -207,9 +216,9 @@ class Generator:
         self._send(connection)
 
 
-def render_post(path: str, body: bytes, content_type: str) -> bytes:
-    """Return a whole POST request as bytes."""
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
+def render_post(path: str, body: bytes, content_type: str, more: str = "") -> bytes:
+    """Return a whole POST request as bytes; ``more``: header lines, each with its line end."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n{more}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -238,6 +247,7 @@ def main() -> None:
         spec["connections"],
         spec["expect"].encode(),
         head_first=spec.get("head_first", False),
+        placeholder=spec.get("placeholder", "").encode(),
     )
     json.dump(generator.run(spec["warm_up_s"], spec["seconds"]), sys.stdout)
     sys.stdout.flush()

@@ -93,6 +93,8 @@ class Load:
     warm_up_s: float = 0.5
     head_first: bool = False
     """True: head and body are sent in two packets."""
+    placeholder: str = ""
+    """Digits in each request that a number takes the place of, another one each time it is sent."""
 
 
 def run_load(load: Load, servers: Mapping[str, int]) -> Measured:
@@ -109,6 +111,7 @@ def run_load(load: Load, servers: Mapping[str, int]) -> Measured:
         "warm_up_s": load.warm_up_s,
         "expect": load.expect,
         "head_first": load.head_first,
+        "placeholder": load.placeholder,
     }
     command = [sys.executable, "-m", "benchmarks.load", *load.targets]
     with subprocess.Popen(

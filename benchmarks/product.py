@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.processes import ROOT
 from chaos.cluster import LocalCluster
+from chaos.deadline import TooLateError
 from chaos.http import CallError, Http
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Product:
             for node in now.brokers:
                 await self.http.wait_ready(node.url, 10.0)
             described = await self.describe(topic)
-        except (CallError, TimeoutError):
+        except (CallError, TimeoutError, TooLateError):
             return False
         return described["leader"] is not None and len(described["isr"]) == len(now.brokers)
 

@@ -25,6 +25,7 @@ from benchmarks import (
     produce,
     spark,
     tails,
+    transactions,
 )
 from benchmarks.product import product
 from benchmarks.report import NO_FIGURE, Row, machine, missed, table
@@ -50,7 +51,7 @@ NOT_MEASURED = (
 """Errors by which a misbehaving cluster shows itself to the benchmarks."""
 SECTIONS = (
     "idle", "produce", "latency", "spread", "fetch", "consumer", "client", "doors", "growth",
-    "failover", "spark",
+    "failover", "transactions", "spark",
 )  # fmt: skip
 
 
@@ -125,6 +126,10 @@ async def measure(  # noqa: C901 a branch a section
             return await growth.measure(cluster, options.seconds, options.rounds, options.scale)
         case "failover":
             return await failover.measure(cluster, options.trials)
+        case "transactions":
+            return await transactions.measure(
+                cluster, options.seconds, options.rounds, options.trials
+            )
         case "spark":
             return await spark.measure(cluster, options.rounds, quick=options.quick)
         case _:
