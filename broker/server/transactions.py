@@ -316,7 +316,7 @@ class TransactionRequests:
         place = TopicIdPartition(topic.topic_id, home_partition(request.id, topic))
         doubts: list[KafkaError] = []
 
-        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A:
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A | KafkaError:
             sent = _with_time(request, max(1, int(timeout_ms * ANSWER_SHARE)))
             try:
                 if registration.leader == self._config.broker_id:
@@ -327,17 +327,22 @@ class TransactionRequests:
                 )
                 return decode_home_answer(sent, answer)
             except KafkaError as error:
+                if error.code in CERTAIN:  # also where the outcome is unknown: it stays so
+                    return error
                 not_written = error.outcome is Outcome.NOT_WRITTEN
                 if not_written and error.code is ErrorCode.NOT_ENOUGH_REPLICAS:
                     raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from error
                 raise
 
         try:
-            return await self._router.routed(
+            found = await self._router.routed(
                 place, attempt, deadline_ms, repeat_unknown=True, doubts=doubts
             )
         except KafkaError as error:
             raise _told(error, doubts) from error
+        if isinstance(found, KafkaError):
+            raise found
+        return found
 
 
 class StageDoor(StagePort, StagedRows, Protocol):
