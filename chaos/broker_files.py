@@ -20,6 +20,7 @@ import orjson
 from chaos.checkers.events import Chain, JournalEvent, Journals, event_of
 from chaos.cluster import quorumlog_command
 from chaos.http import CallError, StoredLine
+from chaos.ledger import NumberedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,3 +116,40 @@ async def _verify(folder: Path) -> list[dict[str, Any]]:
     async with asyncio.timeout(VERIFY_DEADLINE_S):
         output, _ = await child.communicate()
     return [orjson.loads(line) for line in output.splitlines()]
+
+
+FIRST_NUMBERING = 1 << 62
+"""Smallest producer id that no client may bring: the numberings of homes."""
+EPOCH_BITS = 31
+
+
+async def numbered_batches(
+    data_dir: Path, broker: int, partitions: Sequence[str]
+) -> dict[str, list[NumberedBatch]]:
+    """Return partition folder → batches that transactions completed, from `quorumlog log dump`.
+
+    The number of a batch's first row is its producer epoch · 2^31 + its base sequence.
+    """
+    found: dict[str, list[NumberedBatch]] = {}
+    for partition in partitions:
+        folder = data_dir / f"broker-{broker}" / "log" / partition
+        if folder.is_dir():
+            batches = [orjson.loads(line) for line in await _dump(folder)]
+            found[partition] = [
+                NumberedBatch(
+                    batch["producer_id"],
+                    (batch["producer_epoch"] << EPOCH_BITS) + batch["base_sequence"],
+                    batch["count"],
+                )
+                for batch in batches
+                if batch["producer_id"] >= FIRST_NUMBERING
+            ]
+    return found
+
+
+async def _dump(folder: Path) -> list[bytes]:
+    command = [*quorumlog_command(), "log", "dump", str(folder), "--format", "json"]
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(VERIFY_DEADLINE_S):
+        output, _ = await child.communicate()
+    return output.splitlines()

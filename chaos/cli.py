@@ -59,9 +59,17 @@ def list_scenarios(form: str) -> None:
     show_default="6s",
     help="Let each fault last this long, 3s to 10m.",
 )
+@click.option("--money", is_flag=True, help="Let transactions run beside it, and check them.")
 @click.option("--keep", is_flag=True, help="Keep the directory of a green run, too.")
 @format_option
-def run(scenario: str, seed: int | None, duration_ms: int, keep: bool, form: str) -> int:  # noqa: FBT001 a flag of the command line
+def run(
+    scenario: str,
+    seed: int | None,
+    duration_ms: int,
+    money: bool,  # noqa: FBT001 a flag of the command line
+    keep: bool,  # noqa: FBT001 a flag of the command line
+    form: str,
+) -> int:
     """Run one scenario on a cluster of its own.
 
     Exit 0: every check held. Exit 1: one did not. A run that is not green keeps its directory
@@ -79,10 +87,10 @@ def run(scenario: str, seed: int | None, duration_ms: int, keep: bool, form: str
         raise click.UsageError(msg)
     if seed is None:
         seed = SystemRandom().randrange(1 << 32)
-    return _run(scenario, seed, duration_ms / 1000, keep=keep, form=form)
+    return _run(scenario, seed, duration_ms / 1000, money=money, keep=keep, form=form)
 
 
-def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> int:
+def _run(name: str, seed: int, duration_s: float, *, money: bool, keep: bool, form: str) -> int:
     from rich.console import Console
 
     from chaos.disks.shim import ShimError
@@ -91,6 +99,7 @@ def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> i
     from chaos.run import Screen, catch_signals, make_directory, play_in_directory, remove
     from chaos.runner import RunOptions, ScenarioRun
     from chaos.scenarios import SCENARIOS
+    from chaos.scenarios.moving_money import with_money
 
     console = Console(highlight=False, soft_wrap=True, file=sys.stderr) if form == "json" else None
     screen = Screen(console)
@@ -105,12 +114,13 @@ def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> i
         remove(directory)
         click.echo(f"quorumlog: {error}", err=True)
         return USAGE
+    scenario = with_money(SCENARIOS[name]) if money else SCENARIOS[name]
     options = RunOptions(seed=seed, duration_s=duration_s)
     code, played = play_in_directory(
         directory,
         [],
         screen,
-        lambda run: ScenarioRun(SCENARIOS[name], cluster, run, options).play(),
+        lambda run: ScenarioRun(scenario, cluster, run, options).play(),
         cluster.leave_nothing,
     )
     kept = keep or code != 0
@@ -122,7 +132,8 @@ def _run(name: str, seed: int, duration_s: float, *, keep: bool, form: str) -> i
         "seconds": round(time.monotonic() - began, 1),
         "verdicts": played.verdicts,
         "directory": str(directory) if kept else None,
-        "again": f"quorumlog chaos run {name} --seed {seed} --duration {duration_s:g}s",
+        "again": f"quorumlog chaos run {name} --seed {seed} --duration {duration_s:g}s"
+        + " --money" * money,
     }
     text = orjson.dumps(report, option=orjson.OPT_INDENT_2)
     if kept:

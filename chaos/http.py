@@ -64,6 +64,22 @@ class CallError(Exception):
         self.status = status
 
 
+class HttpReply(NamedTuple):
+    """Answer of any status, its body decoded; `status` is 0 without one."""
+
+    status: int
+    body: dict[str, Any]
+    is_sent: bool = True
+    """False if surely no broker got the request."""
+    reason: str = ""
+
+    @property
+    def code(self) -> int:
+        """The ``error_code`` of an error; 0 of any other answer."""
+        code = self.body.get("error_code")
+        return code if isinstance(code, int) else 0
+
+
 class Answer(NamedTuple):
     """Body and headers of a successful answer."""
 
@@ -173,6 +189,27 @@ class Http:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             failure = Failed(unknown=True, retriable=True, reason=f"no answer: {error!r}")
         return [failure] * len(records)
+
+    async def ask(
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+    ) -> HttpReply:
+        """Return the answer to one request, whatever it is; never raise for network or broker."""
+        ours = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.request(
+                method, url, data=body, headers=headers, timeout=ours
+            ) as answer:
+                status, text = answer.status, await answer.read()
+        except aiohttp.ClientConnectorError as error:
+            return HttpReply(0, {}, is_sent=False, reason=f"not connected: {error}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return HttpReply(0, {}, reason=f"no answer: {error!r}")
+        try:
+            found = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            found = None
+        decoded = found if isinstance(found, dict) else {}
+        return HttpReply(status, decoded, reason=str(decoded.get("message", "")))
 
     async def get_json(self, url: str, timeout_s: float = 5.0) -> Any:
         """Return the decoded body of a successful GET; raise `CallError` otherwise."""

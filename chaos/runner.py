@@ -298,6 +298,8 @@ class ScenarioRun:
         if self._scenario.replication_factor > 1:
             judge(check_leaders_hold_committed(journals))
         judge(check_disks_sound(await verify_disks(data_dir, context.brokers)))
+        for one in await self._scenario.disk_checks(context):
+            judge(one)
 
     async def _read(self, http: Http, broker: Node) -> Reading:
         await http.wait_ready(broker.url, READY_DEADLINE_S)

@@ -318,6 +318,7 @@ class UniqueWriters(TopicClient):
 class TailReaders(TopicClient):
     """A reader per partition that follows the log's end through every broker in turn."""
 
+    pause_s: float = READ_PAUSE_S
     unanswered: int = field(default=0, init=False)
 
     async def run(self) -> None:
@@ -364,7 +365,7 @@ class TailReaders(TopicClient):
                 )
             if lines:
                 offset = lines[-1].offset + 1
-            await asyncio.sleep(READ_PAUSE_S)
+            await asyncio.sleep(self.pause_s)
 
 
 INTERVAL_S = 0.2

@@ -27,6 +27,7 @@ from broker.transactions.home_messages import (
 from broker.transactions.home_records import StagedPlace, Target, TransactionValue, Unit
 from broker.transactions.home_state import HomeState
 from broker.transactions.messages import PendingTarget, PlacedRows, TransactionalId
+from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import KafkaError
 
 _log = logging.getLogger("broker.coordinator")
@@ -72,6 +73,8 @@ class OpenDecision:
     bases: dict[tuple[Target, int], int | None] = field(default_factory=dict)
     """Base offset of each unit that was acknowledged in this epoch; None: not known any more."""
     dropped: dict[Target, None] = field(default_factory=dict)
+    since_ms: int = 0
+    """Monotonic time at which this home learnt that it is committed."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is complete, or given up because this broker does not lead any more."""
 
@@ -119,6 +122,7 @@ class Completion:
     def __init__(
         self,
         port: TargetPort,
+        clock: Clock,
         start: Callable[[Work], asyncio.Task[None]],
         record: Callable[[OpenDecision], bool],
     ) -> None:
@@ -128,6 +132,7 @@ class Completion:
         and returns False if that can't be recorded now: it is called again by `record_later`.
         """
         self._port = port
+        self._clock = clock
         self._start = start
         self._record = record
         self._open: dict[TransactionalId, OpenDecision] = {}
@@ -146,10 +151,18 @@ class Completion:
             for target, queue in queues
         )
 
+    def waiting(self, since_ms: int) -> list[tuple[OpenDecision, PendingTarget]]:
+        """Return the decisions that have waited since this time, with a target of each."""
+        return [
+            (decision, self.pending(decision)[0])
+            for decision in self._open.values()
+            if decision.waiting and decision.since_ms <= since_ms
+        ]
+
     def restart(self, home: HomeState) -> None:
         """Begin anew with a state that was just loaded: all of it is committed (rule G1)."""
         self.close()
-        self.add(home, home.open)
+        self.add(home, [(id_, home.newest[id_]) for id_ in home.open])
 
     def close(self) -> None:
         """Forget all decisions; a newer state, or another home, completes them."""
@@ -161,14 +174,20 @@ class Completion:
         self._open.clear()
         self._queues.clear()
 
-    def add(self, home: HomeState, ids: Iterable[TransactionalId]) -> None:
-        """Complete the decisions of these ids, which were committed in this order."""
-        for id_ in ids:
-            value = home.newest.get(id_)
-            if value is None or not value.is_open:
+    def add(
+        self, home: HomeState, positions: Iterable[tuple[TransactionalId, TransactionValue]]
+    ) -> None:
+        """Complete the decisions of these positions, which were committed in this order.
+
+        They are taken as committed, not as ``home`` has them: the id's newest position may be
+        another decision by now, which stands in the same state and is not committed (rule S1).
+        """
+        for id_, value in positions:
+            newest = home.newest.get(id_)
+            if not value.is_open or newest is None or not is_same_decision(newest, value):
                 continue
             known = self._open.get(id_)
-            if known is not None and known.value.at == value.at:
+            if known is not None and is_same_decision(known.value, value):
                 known.value = value  # its sources have moved, or another run was remembered
                 known.waiting = {
                     place: unit
@@ -177,7 +196,8 @@ class Completion:
                 }
                 continue
             waiting = {(unit.target, unit.number): unit for unit in value.units}
-            decision = self._open[id_] = OpenDecision(id_, value, waiting)
+            decision = OpenDecision(id_, value, waiting, since_ms=self._clock.monotonic_ms())
+            self._open[id_] = decision
             for unit in value.units:
                 self._enqueue(decision, unit)
 
@@ -230,6 +250,10 @@ class Completion:
             rows = source if isinstance(source, StagedPlace) else decision.value.inline[source]
             taken = STAGED_ROW_BYTES if isinstance(rows, StagedPlace) else len(rows.records)
             if units and (size + taken > UNITS_AT_ONCE_BYTES or len(units) >= UNITS_AT_ONCE_MAX):
+                break
+            if units and unit.after != units[-1].number + units[-1].rows:
+                # Behind a load: the decision in between is complete, while the one before it still
+                # waits for another target. Units of one request follow each other (rule S4).
                 break
             if not units:
                 after = unit.after if queue.after is None else queue.after
@@ -284,3 +308,14 @@ class Completion:
         )  # fmt: skip
         if end < first:
             queue.after = end
+
+
+def is_same_decision(one: TransactionValue, other: TransactionValue) -> bool:
+    """Return whether two open values are of one decision: no two have the same row number.
+
+    The position does not tell: a key is decided anew once it was forgotten.
+    """
+    if not one.is_open or not other.is_open or one.at != other.at:
+        return False
+    first, second = one.units[0], other.units[0]
+    return (one.numbering, *first[:3]) == (other.numbering, *second[:3])

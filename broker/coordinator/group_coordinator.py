@@ -85,7 +85,12 @@ from broker.coordinator.target_worker import TargetWorker
 from broker.coordinator.targets import TargetInput, Targets
 from broker.coordinator.transaction_coordinator import LOGGED_ERRORS
 from broker.coordinator.transaction_offsets import TransactionOffsets
-from broker.coordinator.troubles import ShardTroubles, loading_troubles, shard_troubles
+from broker.coordinator.troubles import (
+    ShardTroubles,
+    loading_troubles,
+    shard_troubles,
+    with_waiting,
+)
 from broker.log.leader_epoch_cache import NO_EPOCH
 from broker.record.numbering import HomeKind
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -482,7 +487,13 @@ class GroupCoordinator:
             else loading_troubles(number, shard.loading_ms)
             for number, shard in sorted(self._shards.by_partition.items())
         ]
-        return tuple(one for one in reports if one.is_any)
+        with_homes = (
+            with_waiting(one, self._homes[one.partition].waiting())
+            if one.partition in self._homes
+            else one
+            for one in reports
+        )
+        return tuple(one for one in with_homes if one.is_any)
 
     # ---- requests
 

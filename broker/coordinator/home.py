@@ -12,13 +12,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from broker.coordinator.completion import Completion, OpenDecision, TargetPort, Work
+from broker.coordinator.completion import (
+    Completion,
+    OpenDecision,
+    TargetPort,
+    Work,
+    is_same_decision,
+)
 from broker.coordinator.records import ShardRecord
 from broker.coordinator.runtime import ShardRuntime
+from broker.coordinator.troubles import WAITING_AFTER_MS
 from broker.transactions import home_decisions
 from broker.transactions.home_decisions import (
     ChunkPlaced,
@@ -39,7 +46,7 @@ from broker.transactions.home_messages import (
     InitId,
 )
 from broker.transactions.home_records import Target, TransactionKey, TransactionValue
-from broker.transactions.home_state import HomeLimits, HomeState
+from broker.transactions.home_state import HomeLimits, HomeState, slim
 from broker.transactions.messages import (
     AttemptNamed,
     PendingTarget,
@@ -50,14 +57,16 @@ from broker.transactions.messages import (
     TransactionState,
 )
 from raft_metadata.common.clock import Clock
-from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import BrokerId, PartitionId
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import BrokerId, PartitionId, TopicId
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 REFS_ROUNDS_MAX = 20
 """Most times that stages are asked again for one commit, because chunks were moved meanwhile."""
+UNRECORDED_PAUSE_MS = 50
+"""Pause before a look at an id whose completion could not be recorded."""
 CHECK_IDS_INTERVAL_MS = 60_000
 """Time between two rounds through all producers' ids, to forget old ones."""
 
@@ -93,6 +102,10 @@ class ImagePort(Protocol):
 
     def check_able(self, target: Target) -> None:
         """Raise UNKNOWN_TOPIC_OR_PARTITION, or NOT_ENOUGH_REPLICAS or LEADER_NOT_AVAILABLE."""
+        ...
+
+    def name_of(self, topic_id: TopicId) -> str:
+        """Return the name of a topic; its id if there is none."""
         ...
 
     async def know(self, targets: Sequence[Target]) -> None:
@@ -149,7 +162,7 @@ class Home:
         self._shard = shard
         self._numbering = numbering
         self._ports = ports
-        self._completion = Completion(ports.targets, start, self._record_complete)
+        self._completion = Completion(ports.targets, ports.clock, start, self._record_complete)
         self._to_check: list[TransactionalId] = []
         self._checked_ms = ports.clock.monotonic_ms()
         self._loaded_ms: int | None = None
@@ -162,19 +175,32 @@ class Home:
         self._completion.close()
 
     def _home(self) -> HomeState:
-        return self._shard.state().home  # type: ignore[no-any-return]
+        home: HomeState = self._shard.state().home
+        if home.fault:
+            text = f"the transactions of this home are refused: {home.fault}"
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, text)
+        return home
 
     def _on_loaded(self) -> None:
         self._loaded_ms = None
-        self._completion.restart(self._home())
+        home = self._shard.state().home
+        if home.fault:
+            self._completion.close()  # row numbers may be unknown: they must not be given again
+        else:
+            self._completion.restart(home)
 
     def _on_committed(self, entries: Sequence[ShardRecord]) -> None:
-        if self._shard.is_ready:
-            ids = [one.key.id for one in entries if isinstance(one.key, TransactionKey)]
-            self._completion.add(self._home(), ids)
+        if self._shard.is_ready and not self._shard.state().home.fault:
+            positions = [
+                (one.key.id, one.value)
+                for one in entries
+                if isinstance(one.key, TransactionKey) and isinstance(one.value, TransactionValue)
+            ]
+            self._completion.add(self._home(), positions)
 
     def _turn(self, turn: Callable[[Any, HomeState], tuple[T, Records]]) -> T:
         """Make a turn of the home: its records are one decision of the shard (rule S1)."""
+        self._home()
 
         def decision(state: Any) -> T:
             if state.trusted_ms is None:
@@ -257,7 +283,7 @@ class Home:
             )
             match verdict:
                 case Decided():
-                    await self._shard.settled()
+                    await self._settled(verdict)
                     return await self._outcome(content, verdict, deadline_ms)
                 case MustWait():
                     await self._until_complete(request.id, deadline_ms)
@@ -272,6 +298,18 @@ class Home:
                     )
                     if not isinstance(parts, Missing):
                         await self._ports.image.know([part.target for part in parts])
+
+    async def _settled(self, verdict: Decided) -> None:
+        """Wait until all that the answer rests on is committed (rule G1).
+
+        Raises:
+            KafkaError: of a repeat nothing is told but that its fate is unknown here (rule S7).
+        """
+        try:
+            await self._shard.settled()
+        except KafkaError as error:
+            outcome = error.outcome if verdict.is_new else Outcome.UNKNOWN
+            raise KafkaError(error.code, error.message, outcome=outcome) from error
 
     def _judge(
         self,
@@ -313,7 +351,7 @@ class Home:
         value, records = home_decisions.decide(home, decision, self._ports.limits())
         if record_offsets is not None:
             record_offsets()
-        return Decided(value), records
+        return Decided(value, is_new=True), records
 
     async def _outcome(
         self, content: Content, verdict: Decided, deadline_ms: int
@@ -325,9 +363,15 @@ class Home:
         is_here = decision is not None and decision.value.at == content.at
         if decision is not None and is_here and not decision.done.is_set():
             await self._wait(decision, deadline_ms)
-        last = self._home().newest.get(content.id)
-        if last is not None and last.at == content.at:
-            value = last
+        if self._shard.is_ready:
+            last = self._home().newest.get(content.id)
+            if last is not None and last.at == content.at:
+                value = last
+            elif value.is_open:  # a later position was decided, or it is forgotten: it is complete
+                placed = OpenDecision(content.id, value, {}).placed()
+                value = replace(slim(value), state=TransactionState.COMPLETE, placed=placed)
+        # Else the state was dropped behind the decision, which stands: nothing else may be said of
+        # it than that it is committing, least of all that nothing was written (rule S3).
         state, placed, dropped = value.state, value.placed, value.dropped
         pending: tuple[PendingTarget, ...] = ()
         if decision is not None and is_here:
@@ -362,8 +406,12 @@ class Home:
         """
         await self._shard.settled()  # so that it is known to the completion
         decision = self._completion.find(id_)
-        if decision is not None:
+        if decision is not None and decision.waiting:
             await self._wait(decision, deadline_ms)
+        elif self._is_open(id_):
+            # All have acknowledged, and that could not be recorded: nothing wakes this wait.
+            self._completion.record_later()
+            await asyncio.sleep(UNRECORDED_PAUSE_MS / 1000)
         if self._now_ms() >= deadline_ms:
             text = f"the last decision of {id_.name} is not complete"
             if decision is not None:
@@ -372,7 +420,10 @@ class Home:
                     text = f"{text}{target.reason}"
                     break
             raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, text)
-        await asyncio.sleep(0)
+
+    def _is_open(self, id_: TransactionalId) -> bool:
+        last = self._home().newest.get(id_)
+        return last is not None and last.is_open
 
     def _record_complete(self, decision: OpenDecision) -> bool:
         """Record a completion, for which no client waits; return False if it must be tried again.
@@ -406,7 +457,7 @@ class Home:
 
     def tick(self) -> None:
         """Forget old keys and ids, unless this broker's clock is doubted (rules R10, S12)."""
-        if not self._shard.is_ready:
+        if not self._shard.is_ready or self._shard.state().home.fault:
             return
         self._completion.record_later()
         limits = self._ports.limits()
@@ -429,6 +480,14 @@ class Home:
             self._turn(turn)
 
     # ---- descriptions
+
+    def waiting(self) -> list[str]:
+        """Return the decisions that wait too long, each as its id and one of its targets."""
+        since_ms = self._now_ms() - WAITING_AFTER_MS
+        return [
+            f"{decision.id.name} at {self._ports.image.name_of(target.topic_id)}:{target.partition}"
+            for decision, target in self._completion.waiting(since_ms)
+        ]
 
     def _describe(self, id_: TransactionalId) -> TransactionDescription:
         home = self._home()
@@ -481,4 +540,4 @@ def _inline_parts(request: CommitPosition) -> list[Part]:
 
 def _is_same(home: HomeState, decision: OpenDecision) -> bool:
     last = home.newest.get(decision.id)
-    return last is not None and last.at == decision.value.at and last.is_open
+    return last is not None and is_same_decision(last, decision.value)

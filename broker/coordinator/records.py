@@ -419,6 +419,17 @@ class UndecodableRecords:
             self.by_key.pop(encode_key(entry.key), None)
 
 
+def is_record_of_home(record: UndecodableRecord) -> bool:
+    """Return True if an undecodable record has the key of a home's record."""
+    key = record.key
+    if isinstance(key, UnknownKey):
+        try:
+            return is_of_home(orjson.loads(key.text))
+        except orjson.JSONDecodeError:
+            return False
+    return isinstance(key, HOME_KEYS)
+
+
 def by_topic(partitions: Iterable[TopicPartition]) -> ByTopic:
     """Return partitions in their stored form, sorted, so that equal sets give equal records."""
     found: dict[TopicName, list[PartitionId]] = {}

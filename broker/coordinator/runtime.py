@@ -317,6 +317,8 @@ class ShardRuntime(ABC, Generic[S]):
             return False
         self._state, self._is_loaded = state, True
         if not self._loaded(state, list(undecodable.by_key.values())):
+            if self._is_loaded:  # else the state would be served all the same
+                self._drop(KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
             return False
         self.on_loaded()
         _log.info(

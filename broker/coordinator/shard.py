@@ -24,6 +24,7 @@ from broker.coordinator.records import (
     OffsetKey,
     ShardRecord,
     UndecodableRecord,
+    is_record_of_home,
     partition_of_group,
 )
 from broker.coordinator.runtime import ShardLog, ShardRuntime
@@ -154,9 +155,17 @@ class Shard(ShardRuntime[GroupsState]):
     @override
     def _loaded(self, state: GroupsState, undecodable: Sequence[UndecodableRecord]) -> bool:
         state.take_concerned()
-        unnamed = held_groups.hold_groups(state, undecodable, self.is_here)
+        of_home = [one for one in undecodable if is_record_of_home(one)]
+        of_groups = [one for one in undecodable if not is_record_of_home(one)]
+        for record in of_home[:1]:
+            state.home.fault = f"the record at offset {record.offset} can't be decoded"
+            _log.error(
+                "transactions of groups refused partition=%d records=%d first_offset=%d: %s",
+                self.partition, len(of_home), record.offset, record.reason,
+            )  # fmt: skip
+        unnamed = held_groups.hold_groups(state, of_groups, self.is_here)
         self._ticked_ms = self._clock.monotonic_ms()
-        return not undecodable or self._leave_out(unnamed)
+        return not of_groups or self._leave_out(unnamed)
 
     def _leave_out(self, unnamed: list[UndecodableRecord]) -> bool:
         """Decide what undecodable records mean; False if that can't be recorded now."""

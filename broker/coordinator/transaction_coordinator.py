@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from broker.coordinator.home import Home, HomePorts, OffsetsPort
 from broker.coordinator.led_shards import Leading, LedShards, MakeLog
 from broker.coordinator.transaction_shard import TransactionShard
+from broker.coordinator.troubles import ShardTroubles, loading_troubles, with_waiting
 from broker.record.numbering import HomeKind, make_numbering
 from broker.transactions.home_messages import HomeRequest
 from raft_metadata.common.errors import ErrorCode, KafkaError
@@ -190,6 +191,17 @@ class TransactionCoordinator:
         found = self._homes[partition].descriptions(state)
         await shard.settled()
         return found
+
+    def troubles(self) -> tuple[ShardTroubles, ...]:
+        """Return the reports on the homes that have something to report."""
+        reports = [
+            with_waiting(
+                loading_troubles(number, shard.loading_ms, TRANSACTIONS_TOPIC),
+                self._homes[number].waiting(),
+            )
+            for number, shard in sorted(self._shards.by_partition.items())
+        ]
+        return tuple(one for one in reports if one.is_any)
 
     @property
     def homes(self) -> list[tuple[PartitionId, Home]]:

@@ -21,6 +21,8 @@ from raft_metadata.common.disk import place_file
 from raft_metadata.common.errors import CorruptionError, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from broker.log.flusher import FlushToken
     from broker.log.log_directory import LogDirectory
     from broker.log.producer_state import ProducerStates
@@ -47,8 +49,17 @@ class _Replay(Replay):
 
     __slots__ = ("_log", "error", "generation", "is_over", "is_running")
 
-    def __init__(self, shared: LogDirectory, log: TruncatableLog, end_offset: int) -> None:
-        super().__init__(shared.files, log.directory, log.segments, end_offset, shared.producers)
+    def __init__(
+        self,
+        shared: LogDirectory,
+        log: TruncatableLog,
+        end_offset: int,
+        unwritten: Iterable[tuple[str, bytes]],
+    ) -> None:
+        super().__init__(
+            shared.files, log.directory, log.segments, end_offset, shared.producers,
+            unwritten=unwritten,
+        )  # fmt: skip
         self._log = log
         self.generation = log.generation
         self.is_running = self.is_over = False
@@ -70,7 +81,7 @@ class LogProducers:
     Owned by its PartitionLog, on the event loop, from the first batch that names a producer on.
     """
 
-    __slots__ = ("_replay", "_shared", "_unwritten", "states")
+    __slots__ = ("_replay", "_shared", "_told", "_unwritten", "states")
 
     def __init__(
         self,
@@ -82,6 +93,8 @@ class LogProducers:
         self.states = shared.producers.states() if states is None else states
         self._replay: _Replay | None = None
         """The replay that a pending truncation waits for, running or complete; None: none."""
+        self._told: _Replay | None = None
+        """The replay of what a replica is to be told that begins anew; None: none."""
         self._unwritten = unwritten or []
         """(name, bytes) of snapshots taken at rolls and not yet written by a flush: one per roll,
         because a truncation may go back to any of them."""
@@ -89,7 +102,7 @@ class LogProducers:
     def rolled(self, base_offset: int) -> None:
         """Take a snapshot: an empty segment begins at ``base_offset``."""
         name = snapshot_name(base_offset)
-        if len(self.states) and not any(each[0] == name for each in self._unwritten):
+        if not any(each[0] == name for each in self._unwritten):
             self._unwritten.append((name, encode_snapshot(self.states, base_offset)))
 
     def join(self, token: FlushToken, segments: list[Segment]) -> None:
@@ -126,14 +139,8 @@ class LogProducers:
         replay = self._replay
         if replay is None or (replay.end, replay.generation) != (end_offset, log.generation):
             with refuse_if_transient():
-                replay = self._replay = _Replay(self._shared, log, end_offset)
-        if self._shared.call_each_turn is None:
-            while not replay.turn():
-                pass
-        elif not (replay.is_over or replay.turn()):
-            if not replay.is_running:
-                replay.is_running = True
-                self._shared.call_each_turn(replay.turn)
+                replay = self._replay = _Replay(self._shared, log, end_offset, self._unwritten)
+        if not self._is_read(replay):
             text = f"its producers are read up to offset {end_offset} before it is cut"
             cause = BlockingIOError(errno.EAGAIN, text)
             raise WriteError(cause, Outcome.NOT_WRITTEN, broken=False)
@@ -141,6 +148,44 @@ class LogProducers:
             self._replay = None
             with refuse_if_transient():
                 raise replay.error
+
+    def _is_read(self, replay: _Replay) -> bool:
+        """Return whether the replay is over; else it goes on in turns of the event loop."""
+        if self._shared.call_each_turn is None:
+            while not replay.turn():
+                pass
+        elif not (replay.is_over or replay.turn()):
+            if not replay.is_running:
+                replay.is_running = True
+                self._shared.call_each_turn(replay.turn)
+            return False
+        return True
+
+    def as_of(
+        self, log: TruncatableLog, end_offset: int, log_start: int, boundary: Callable[[], int]
+    ) -> ProducerStates | None:
+        """Return the state below ``end_offset``, or below an offset between ``log_start`` and it.
+
+        None: it is being read from the log, or the log can't be read now; ask again later.
+        ``boundary``: returns where the batch begins that holds ``end_offset``.
+        """
+        found = self.states.as_of(end_offset)
+        if found is not None:
+            self._told = None
+            return found
+        told = self._told
+        try:
+            if told is None or told.generation != log.generation or told.end < log_start:
+                told = self._told = _Replay(self._shared, log, boundary(), self._unwritten)
+            if not self._is_read(told):
+                return None
+        except (WriteError, OSError, CorruptionError):
+            self._told = None
+            return None
+        if told.error is not None or not told.is_over:
+            self._told = None
+            return None
+        return told.states
 
     def truncated(self, end_offset: int) -> None:
         """Take the prepared state, exact at ``end_offset``, the new log end (invariant T4)."""

@@ -20,6 +20,7 @@ from broker.log.leader_epoch_cache import LeaderEpochCache
 from broker.log.log_directory import AppendInfo, InDoubtError, UnreadableError
 from broker.log.log_producers import LogProducers
 from broker.log.log_reader import ColdRange, cold_range
+from broker.log.producer_snapshot import decode_snapshot, encode_told, snapshot_name
 from broker.log.segments import LogSegments, WriteError
 from broker.record.batch import (
     NO_PRODUCER_EPOCH,
@@ -191,6 +192,22 @@ class PartitionLog:
         See `ProducerStates.check`.
         """
         return self._ensure_producers().states.check(claim, count, now_ms, may_begin=may_begin)
+
+    def producers_told(self, as_of: int) -> bytes | None:
+        """Return what a replica is told that begins anew at this log's start (rule S5).
+
+        That are the producers without any batch that reaches ``as_of``, at least the log start: for
+        `start_over`. None: they are being read from the log; ask again later.
+        """
+        states: ProducerStates | None = self._shared.producers.states()
+        if self._producers is not None:
+            states = self._producers.as_of(
+                self,
+                as_of,
+                self.log_start_offset,
+                lambda: as_of if self._stored is None else self._stored.boundary(as_of),
+            )
+        return None if states is None else encode_told(states, self.log_start_offset)
 
     def _ensure_producers(self) -> LogProducers:
         if self._producers is None:
@@ -413,8 +430,11 @@ class PartitionLog:
         self._shared.on_log_start(self)
         return True
 
-    def start_over(self, offset: int) -> None:
+    def start_over(self, offset: int, producers: bytes | None = None) -> None:
         """Remove all records: the log begins and ends at ``offset`` from now on.
+
+        ``producers``: what the leader told of the producers below it (`producers_told`); durable
+        with the new start (rule S5). None: there were none, or nothing is left that knows them.
 
         Needed where the leader's log begins behind this log's end, or ends before its start. Start,
         end, epochs and high watermark move together (invariant L8). At or behind the end, a later
@@ -422,7 +442,8 @@ class PartitionLog:
         return.
 
         Raises:
-            KafkaError: KAFKA_STORAGE_ERROR.
+            KafkaError: KAFKA_STORAGE_ERROR; CORRUPT_MESSAGE, ``producers`` are not those of this
+                offset, and nothing has changed.
             ValueError: the offset is negative.
         """
         if offset < 0:
@@ -430,6 +451,7 @@ class PartitionLog:
             raise ValueError(msg)
         if self.failed is not None:
             self._refuse()
+        told = self._decode_told(offset, producers)
         self.generation += 1  # a sync in flight proves nothing from here on (Q3)
         self._shared.flusher.drain(self)
         try:
@@ -442,18 +464,48 @@ class PartitionLog:
                 # Until the flush, a crash may restore this log with all its old records.
                 self.durable_end = min(self.durable_end, max(offset - 1, 0))
             else:
-                stored.empty(offset, self._epochs, self.log_start_offset)
+                told_file = None
+                if told is not None:
+                    told_file = snapshot_name(offset), encode_told(told, offset)
+                stored.empty(offset, self._epochs, self.log_start_offset, told_file)
                 self.durable_end = 0 if stored.is_new else offset
         except WriteError as error:
             if not stored.segments and offset < self.log_end_offset:
-                self.durable_end = min(self.durable_end, self.log_start_offset)
-                self._reset_to_empty(self.log_start_offset)
+                # What was told holds here as well, and counts with the next flush, as below.
+                start = self.log_start_offset
+                self.durable_end = min(self.durable_end, max(start - 1, 0))
+                self._reset_to_empty(start)
+                self._take_told(start, told)
             self._raise_not_truncated(error)
         except (OSError, CorruptionError) as error:
             self._fail_in_doubt(error)
             self._storage_error(error, Outcome.UNKNOWN)
         self._reset_to_empty(offset)
+        self._take_told(offset, told)
         self.request_flush()
+
+    def _take_told(self, offset: int, told: ProducerStates | None) -> None:
+        if told is not None:
+            snapshot = snapshot_name(offset), encode_told(told, offset)
+            self._producers = LogProducers(self._shared, told, [snapshot])
+
+    def _decode_told(self, offset: int, producers: bytes | None) -> ProducerStates | None:
+        """Return the producers of a log that begins anew; None if none were ever known here."""
+        limits, name = self._shared.producers, f"told of {self.name}"
+        if producers is None:
+            if self._producers is None:
+                return None
+            return limits.states(end_offset=offset)
+        try:
+            found = decode_snapshot(producers, name, offset, limits)
+        except CorruptionError as error:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
+        if found is None:
+            text = f"{name}: not its producers below offset {offset}"
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, text)
+        if not len(found) and self._producers is None:
+            return None
+        return found
 
     def _reset_to_empty(self, offset: int) -> None:
         self.log_start_offset = self.requested_log_start = self.log_end_offset = offset

@@ -6,6 +6,10 @@ a sync of all the batches it covers. A truncation below a snapshot removes it fi
 snapshot at or below the log's end is true, and the state at any offset is the newest snapshot below
 it plus the headers behind that.
 
+A log that begins anew at an offset has a snapshot there before that start is durable: what its
+leader told of the producers, as of a high watermark at or above that offset (rule S5). So a
+snapshot may know of batches behind its offset, which change nothing when they are replayed.
+
 A snapshot below the first segment is not used: the batches between the two are deleted, so it would
 know a producer's older batches and not its last one. The next batch of that producer would be
 refused for ever, while an unknown producer may continue (invariant T4).
@@ -18,7 +22,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from broker.log.checkpoints import encode_checkpoint, read_checkpoint
+from broker.log.checkpoints import TornError, decode_checkpoint, encode_checkpoint
 from broker.log.producer_state import (
     EXPIRATION_MS,
     PRODUCERS_MAX,
@@ -28,6 +32,7 @@ from broker.log.producer_state import (
 )
 from broker.log.scan import whole_batches
 from raft_metadata.common.errors import CorruptionError
+from raft_metadata.common.ids import is_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,6 +43,9 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(\d{20})\.producers")
 BYTES_LIKE_A_HEADER = 16_384
 """Bytes of a batch that are read and checked in the time that one header takes."""
+TOLD_PRODUCERS_MAX = 100_000
+"""Producers that a leader tells of, the newest ones, and all homes: some 40 MB of a frame that may
+have 72 MiB (`follower_stream.MAX_PUSH_FRAME_BYTES`)."""
 _log = logging.getLogger("broker.log")
 
 
@@ -57,11 +65,31 @@ def snapshot_name(offset: int) -> str:
     return f"{offset:020d}.producers"
 
 
+def _offset_of(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
 def encode_snapshot(states: ProducerStates, offset: int) -> bytes:
     """Return the content of the file `snapshot_name`; expired producers are left out."""
+    return _encode(states, offset, states.items())
+
+
+def encode_told(states: ProducerStates, offset: int) -> bytes:
+    """Return the snapshot that a leader sends to a log that begins anew at ``offset`` (rule S5).
+
+    It holds all homes, and of the others the `TOLD_PRODUCERS_MAX` that wrote last.
+    """
+    rows = sorted(states.items(), key=lambda row: row[1].last_ms)
+    homes = sum(is_reserved(producer_id) for producer_id, _ in rows)  # they never expire: last
+    return _encode(states, offset, rows[max(0, len(rows) - homes - TOLD_PRODUCERS_MAX) :])
+
+
+def _encode(
+    states: ProducerStates, offset: int, producers: Iterable[tuple[int, ProducerState]]
+) -> bytes:
     rows = [
         (producer_id, producer.epoch, producer.last_ms, [tuple(each) for each in producer.batches])
-        for producer_id, producer in states.items()
+        for producer_id, producer in producers
     ]
     return encode_checkpoint({"offset": offset, "newest_ms": states.newest_ms, "producers": rows})
 
@@ -75,13 +103,25 @@ def snapshot_offsets(disk: Disk, directory: str) -> list[int]:
 def read_snapshot(
     disk: Disk, directory: str, offset: int, limits: ProducerLimits
 ) -> ProducerStates | None:
-    """Return the state below an offset, or None if there is no valid snapshot of it."""
+    """Return the state below an offset, or None if there is no snapshot of it.
+
+    Raises:
+        CorruptionError: the snapshot is damaged; TornError: it is empty.
+    """
     path = f"{directory}/{snapshot_name(offset)}"
-    try:
-        content = read_checkpoint(disk, path)
-    except CorruptionError as error:
-        _log.warning("producers are read from the log instead reason=%s", error)
-        return None
+    data = disk.read_file(path)
+    return None if data is None else decode_snapshot(data, path, offset, limits)
+
+
+def decode_snapshot(
+    data: bytes, path: str, offset: int, limits: ProducerLimits
+) -> ProducerStates | None:
+    """Return the state of a snapshot; None if it is one of another offset.
+
+    Raises:
+        CorruptionError: it is damaged; TornError: it is empty.
+    """
+    content = decode_checkpoint(data, path)
     if not isinstance(content, dict) or content.get("offset") != offset:
         return None
     fields = cast("dict[str, Any]", content)
@@ -101,15 +141,18 @@ def producers_at(
     segments: Sequence[Segment],
     end_offset: int,
     limits: ProducerLimits,
+    *,
+    may_forget: bool = False,
 ) -> ProducerStates:
     """Return the state below ``end_offset``: the newest valid snapshot, plus the headers behind it.
 
     ``segments``: from the log's first one on; if empty, the log begins at this offset.
+    ``may_forget``: see `Replay`.
 
     Raises:
-        OSError, CorruptionError: a segment can't be read.
+        OSError, CorruptionError: a segment can't be read, or a snapshot that nothing can replace.
     """
-    replay = Replay(files, directory, segments, end_offset, limits)
+    replay = Replay(files, directory, segments, end_offset, limits, may_forget=may_forget)
     replay.step(segments)
     return replay.states
 
@@ -129,11 +172,19 @@ class Replay:
         segments: Sequence[Segment],
         end_offset: int,
         limits: ProducerLimits,
+        *,
+        unwritten: Iterable[tuple[str, bytes]] = (),
+        may_forget: bool = False,
     ) -> None:
         """Start from the newest valid snapshot at or below ``end_offset``.
 
+        ``unwritten``: (name, bytes) of snapshots that are not on the disk yet. ``may_forget``: a
+        damaged snapshot of a log that begins behind 0 is accepted, because no replica has more.
+
         Raises:
             OSError: a snapshot can't be read.
+            CorruptionError: the only snapshots are damaged, of a log whose first batches are
+                deleted, so that the producers can't be read from it (rule S5).
         """
         first = min(segments[0].base_offset, end_offset) if segments else end_offset
         self._files = files
@@ -141,12 +192,28 @@ class Replay:
         """Every batch below this offset is in ``states``."""
         self.end = end_offset
         self.states = limits.states()
-        for offset in reversed(snapshot_offsets(files.disk, directory)):
-            if first <= offset <= end_offset:
-                found = read_snapshot(files.disk, directory, offset, limits)
-                if found is not None:
-                    self.states, self._at = found, offset
-                    break
+        damage: CorruptionError | None = None
+        in_memory = dict(unwritten)
+        offsets = {*snapshot_offsets(files.disk, directory), *map(_offset_of, in_memory)}
+        for offset in sorted(offsets, reverse=True):
+            if not first <= offset <= end_offset:
+                continue
+            name = snapshot_name(offset)
+            try:
+                if name in in_memory:
+                    found = decode_snapshot(in_memory[name], name, offset, limits)
+                else:
+                    found = read_snapshot(files.disk, directory, offset, limits)
+            except CorruptionError as error:
+                _log.warning("producers are read from the log instead reason=%s", error)
+                if not isinstance(error, TornError):
+                    damage = damage or error
+                continue
+            if found is not None:
+                self.states, self._at = found, offset
+                return
+        if damage is not None and first > 0 and not may_forget:
+            raise damage
 
     def step(self, segments: Iterable[Segment], headers: int = sys.maxsize) -> bool:
         """Apply up to ``headers`` more batch headers; return True when none are left.
@@ -187,32 +254,9 @@ def snapshots_below(disk: Disk, directory: str, offset: int) -> list[str]:
     ]
 
 
-def remove_snapshots(disk: Disk, directory: str) -> None:
-    """Remove all snapshots, because the batches they cover are removed. Durable on return."""
-    with disk.directory(directory) as names:
-        unlink_snapshots(disk, directory, snapshot_offsets(disk, directory), names)
-
-
 def unlink_snapshots(disk: Disk, directory: str, offsets: Sequence[int], names: int) -> None:
     """Unlink these snapshots, the last first; ``names``: the open directory. Durable on return."""
     for offset in reversed(offsets):
         disk.unlink(f"{directory}/{snapshot_name(offset)}")
     if offsets:
         disk.sync_names(names)
-
-
-def void_snapshots(disk: Disk, directory: str, offsets: Sequence[int], names: int) -> None:
-    """Invalidate these snapshots; the first one stays, as an empty file. Durable on return.
-
-    Its name tells a start that there were producers, which it then reads from the log it finds: the
-    old one, if the new log start never became durable. Without the file that log would have no
-    producers, and a retried batch would be appended again (invariant T4).
-    """
-    unlink_snapshots(disk, directory, offsets[1:], names)
-    for offset in offsets[:1]:
-        fd = disk.open(f"{directory}/{snapshot_name(offset)}")
-        try:
-            disk.truncate(fd, 0)
-            disk.sync_file(fd)
-        finally:
-            disk.close(fd)

@@ -13,6 +13,7 @@ are written again, unchanged, and synced by the caller before anything relies on
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,9 +26,10 @@ from broker.log.producer_snapshot import (
     ProducerLimits,
     encode_snapshot,
     producers_at,
-    remove_snapshots,
+    read_snapshot,
     snapshot_name,
     snapshot_offsets,
+    unlink_snapshots,
 )
 from broker.log.scan import SEGMENT_NAME, GoodBatch, batches, sound_batches
 from broker.log.segment import SCAN_BYTES, OpenFiles, Segment
@@ -35,6 +37,7 @@ from broker.log.swap import finish_swaps, read_state
 from broker.record.batch import (
     is_stamped,
 )
+from raft_metadata.common.disk import replace_file
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -131,7 +134,7 @@ def recover_log(
     scan.limits = producers or scan.limits
     scan.proven_end = max(scan.proven_end, scan.recovery_point, clean_end or 0)
     trusted = _restore_sealed(scan, clean_end)
-    _restore_producers(scan, trusted)
+    _restore_producers(scan, trusted, may_forget=not may_truncate)
     bad = _scan_segments(scan, trusted)
     truncated_bytes = 0
     if bad is not None:
@@ -149,8 +152,11 @@ def recover_log(
         )
         end = scan.log_start
         scan.epochs.truncate_from_end(0)
-        scan.producers = None
-        remove_snapshots(scan.disk, scan.directory)
+        _restore_told(scan, may_forget=not may_truncate)
+        end = scan.log_start
+    elif end and not any(segment.size for segment in scan.segments):
+        _restore_told(scan, may_forget=not may_truncate)
+        end = scan.log_start
     scan.epochs.truncate_from_start(scan.log_start)
     scan.proven_end = max(scan.proven_end, scan.log_start)
     _rewrite_unproven(scan)
@@ -273,7 +279,7 @@ def _restore_sealed(scan: _RecoveryState, clean_end: int | None) -> int:
     return trusted
 
 
-def _restore_producers(scan: _RecoveryState, trusted: int) -> None:
+def _restore_producers(scan: _RecoveryState, trusted: int, *, may_forget: bool) -> None:
     """Restore the producer state below the part that will be scanned, if the log has a snapshot.
 
     Every seal of a log with producers wrote a snapshot before it moved the recovery point.
@@ -281,7 +287,36 @@ def _restore_producers(scan: _RecoveryState, trusted: int) -> None:
     end = scan.segments[trusted - 1].next_offset if trusted else _first_offset(scan)
     if any(offset <= end for offset in snapshot_offsets(scan.disk, scan.directory)):
         segments = scan.segments[:trusted]
-        scan.producers = producers_at(scan.files, scan.directory, segments, end, scan.limits)
+        scan.producers = producers_at(
+            scan.files, scan.directory, segments, end, scan.limits, may_forget=may_forget
+        )
+
+
+def _restore_told(scan: _RecoveryState, *, may_forget: bool) -> None:
+    """Restore the producers of a log without a record: they are in a snapshot at its start.
+
+    If there is none, but another one tells that there were producers, the log began anew when the
+    crash came. It begins at 0 then: a leader tells of the producers whose log begins behind that
+    (rule S5).
+    """
+    scan.producers, scan.snapshots = None, []
+    offsets = snapshot_offsets(scan.disk, scan.directory)
+    if not offsets:
+        return
+    found = None
+    with contextlib.suppress(CorruptionError if may_forget else TornError):
+        found = read_snapshot(scan.disk, scan.directory, scan.log_start, scan.limits)
+    others = [offset for offset in offsets if offset != scan.log_start or found is None]
+    if found is None and not may_forget:
+        _log.warning("log begins at 0, its producers are not known file=%s", scan.directory)
+        _truncate(scan, _GoodEnd(-1, 0, 0, "the log began anew"))
+        name, data = start_file(0, 0)
+        replace_file(scan.disk, f"{scan.directory}/{name}", [data])
+        scan.log_start = scan.proven_end = scan.recovery_point = scan.stored_recovery_point = 0
+        scan.epochs.truncate_from_end(0)
+    scan.producers = found
+    with scan.disk.directory(scan.directory) as names:
+        unlink_snapshots(scan.disk, scan.directory, others, names)
 
 
 def _first_offset(scan: _RecoveryState) -> int:
@@ -300,7 +335,7 @@ def _scan_segments(scan: _RecoveryState, trusted: int) -> _GoodEnd | None:
                 before = number - 1
                 return _GoodEnd(before, scan.segments[before].size, expected, "gap")
             return _GoodEnd(-1, 0, expected, "the first segment is missing")
-        if scan.producers is not None and len(scan.producers):
+        if scan.producers is not None:
             # This segment may not have been sealed: the next flush seals it and needs this (T4).
             data = encode_snapshot(scan.producers, expected)
             scan.snapshots.append((snapshot_name(expected), data))

@@ -21,10 +21,10 @@ from broker.log.checkpoints import read_checkpoint
 from broker.log.compaction import NEVER_CLEANED, CleanState
 from broker.log.log_directory import PARTITION_FILE, make_partition_directory
 from broker.log.producer_snapshot import (
+    snapshot_name,
     snapshot_offsets,
     snapshots_below,
     unlink_snapshots,
-    void_snapshots,
 )
 from broker.log.recovery import RECOVERY_POINT_FILE, REMOVED_SUFFIX, checkpoint_files, start_file
 from broker.log.segment import Segment
@@ -580,11 +580,8 @@ class LogSegments:
             WriteError: the disk is full, or no descriptor is free; nothing has changed.
             OSError: the disk failed.
         """
-        with self._open_settled_directory() as names, refuse_if_transient():
-            snapshots = snapshot_offsets(self.disk, self.directory)
+        with self._open_settled_directory(), refuse_if_transient():
             self._reset_clean_state(start_offset, all_of_it=True)
-            # If this fails, the old log stays: voided snapshots are rebuilt from its headers.
-            void_snapshots(self.disk, self.directory, snapshots, names)
         kept = [segment for segment in self.segments if segment.base_offset == start_offset]
         for segment in self.segments:
             if segment not in kept:
@@ -595,10 +592,19 @@ class LogSegments:
         self.segments = kept
         self.recovery_point = self._sealed_to = start_offset
 
-    def empty(self, start_offset: int, epochs: LeaderEpochCache, log_start_offset: int) -> None:
+    def empty(
+        self,
+        start_offset: int,
+        epochs: LeaderEpochCache,
+        log_start_offset: int,
+        producers: tuple[str, bytes] | None = None,
+    ) -> None:
         """Make the log start over at an offset below its end. Durable on return.
 
         Segments are removed from the end backwards: a crash leaves a shorter log, or an empty one.
+        Then a snapshot tells that there were producers: a start that finds none of them begins at
+        0, so that the replica is told of them (rule S5). ``producers``: name and bytes of the
+        snapshot at ``start_offset``; None if the log never had any.
 
         Raises:
             WriteError: the disk is full, or no descriptor is free; everything in `segments` still
@@ -609,14 +615,25 @@ class LogSegments:
             with refuse_if_transient():
                 snapshots = snapshot_offsets(self.disk, self.directory)
                 self._reset_clean_state(start_offset, all_of_it=True)
+                first = self.segments[0].base_offset if self.segments else 0
+                if producers is not None and not (snapshots and snapshots[0] <= first):
+                    marker = snapshot_name(first)
+                    replace_file(self.disk, f"{self.directory}/{marker}", [b""])
+                    snapshots.append(first)
             if self.segments:
                 self.truncate(self.segments[0].base_offset, epochs, log_start_offset)
-            unlink_snapshots(self.disk, self.directory, snapshots, names)
-            self._unlink_all(names, start_offset)
+            self._unlink_all(names, start_offset, producers)
+            gone = [offset for offset in sorted(snapshots) if offset != start_offset]
+            unlink_snapshots(self.disk, self.directory, gone, names)
         self.recovery_point = self._sealed_to = start_offset
 
-    def _unlink_all(self, names: int, start_offset: int) -> None:
-        """Unlink the first segment, empty by now, and those of before the log started over."""
+    def _unlink_all(
+        self, names: int, start_offset: int, producers: tuple[str, bytes] | None
+    ) -> None:
+        """Unlink the first segment, empty by now, and those of before the log started over.
+
+        Then write the new start, behind the snapshot of its producers.
+        """
         disk = self.disk
         if self.segments:
             self._shared.files.forget(self.segments[0])
@@ -632,8 +649,8 @@ class LogSegments:
             disk.sync_names(names)
         self._old_segments = None
         with refuse_if_transient():
-            name, data = start_file(start_offset, start_offset)
-            replace_file(disk, f"{self.directory}/{name}", [data])
+            for name, data in (*filter(None, [producers]), start_file(start_offset, start_offset)):
+                replace_file(disk, f"{self.directory}/{name}", [data])
 
     def _reset_recovery_point(self) -> None:
         """Reset the recovery point to 0 while the old segments are removed.

@@ -26,6 +26,7 @@ from broker.replication.frames import (
     Open,
     Push,
     Refused,
+    Skip,
     Valid,
 )
 from broker.replication.partition import (
@@ -302,6 +303,8 @@ def take_frame(
             note_truncation(events, partition, before)
             if again:
                 link.open(replica)
+        case Skip():
+            _tried(replica, link, lambda: partition.on_skip(frame))
         case Refused():
             partition.on_refused(frame)  # the tick requests a session again
         case Open() | Ack():

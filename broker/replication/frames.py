@@ -5,11 +5,13 @@ partition, leader epoch and session (or, before there is a session, the follower
 either side drops a frame that does not match its present state (rule R4). Layout, little-endian::
 
     length u32 (bytes after the 5-byte prefix) | type u8 | topic id 16s | partition u32
-    | leader epoch i32 | session or request u64 | fields of the type | payload (PUSH only)
+    | leader epoch i32 | session or request u64 | fields of the type | payload
 
-A PING has no body. A PAUSE (follower to leader) has only u32 milliseconds, for which the leader is
-requested to push nothing to out-of-sync replicas. It concerns no single partition, and the leader
-need not comply. A receiver refuses a frame whose length exceeds its limit before it reads on.
+VALID and DIVERGING end with the leader's producers, in the form of a snapshot of the log, if the
+follower's log is to begin anew; a SKIP always does (rule S5). A PING has no body. A PAUSE (follower
+to leader) has only u32 milliseconds, for which the leader is requested to push nothing to
+out-of-sync replicas. It concerns no single partition, and the leader need not comply. A receiver
+refuses a frame whose length exceeds its limit before it reads on.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _DIVERGING = struct.Struct("<IB16sIiQiq")
 _REFUSED = struct.Struct("<IB16sIiQi")
 _ACK = struct.Struct("<IB16sIiQqqq")
 _PUSH = struct.Struct("<IB16sIiQqqqqq")
+_SKIP = struct.Struct("<IB16sIiQq")
 _PUSH_FIELDS = struct.Struct("<qqqqq")
 _OPEN_BYTES, _VALID_BYTES, _DIVERGING_BYTES, _REFUSED_BYTES, _ACK_BYTES, PUSH_HEAD_BYTES = (
     layout.size - PREFIX.size for layout in (_OPEN, _VALID, _DIVERGING, _REFUSED, _ACK, _PUSH)
@@ -47,6 +50,7 @@ class FrameKind(IntEnum):
     PUSH = 6
     PING = 7
     PAUSE = 8
+    SKIP = 9
 
 
 PING_FRAME = PREFIX.pack(0, FrameKind.PING)
@@ -91,6 +95,8 @@ class Valid(NamedTuple):
     dropped_to: int = 0
     """Tombstones below this offset may be missing in the leader's log, and so in the log of a
     follower that is filled from below it (rule R7)."""
+    producers: bytes | None = None
+    """The producers below the log start, for a follower whose log begins anew there (rule S5)."""
 
 
 class Diverging(NamedTuple):
@@ -104,6 +110,20 @@ class Diverging(NamedTuple):
     leader_epoch: int
     at_epoch: int
     end: int
+    producers: bytes | None = None
+    """The producers below ``end``, where the follower's log may have to begin anew (rule S5)."""
+
+
+class Skip(NamedTuple):
+    """The frame of a session in which all that the follower lacks below ``start`` is deleted.
+
+    The follower's log begins anew there, with these producers (rule S5).
+    """
+
+    session: int
+    leader_epoch: int
+    start: int
+    producers: bytes
 
 
 class Refused(NamedTuple):
@@ -141,7 +161,7 @@ class Push(NamedTuple):
     (rule R7)."""
 
 
-Frame = Open | Valid | Diverging | Refused | Ack | Push
+Frame = Open | Valid | Diverging | Refused | Ack | Push | Skip
 
 
 @lru_cache(maxsize=4_096)
@@ -172,7 +192,7 @@ def partition_of(key: Key) -> TopicIdPartition:
     return TopicIdPartition(topic_id_text(key.topic), PartitionId(key.partition))
 
 
-def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
+def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack | Skip) -> bytes:
     """Return the bytes of a control frame."""
     topic, partition = key
     match frame:
@@ -186,16 +206,22 @@ def encode(key: Key, frame: Open | Valid | Diverging | Refused | Ack) -> bytes:
                 _OPEN_BYTES, FrameKind.OPEN, topic, partition, epoch, request,
                 broker_epoch, last_epoch, log_end, durable_end, log_start,
             )  # fmt: skip
-        case Valid(request, epoch, session, log_start, dropped_to):
+        case Valid(request, epoch, session, log_start, dropped_to, producers):
+            told = producers or b""
             return _VALID.pack(
-                _VALID_BYTES, FrameKind.VALID, topic, partition, epoch, request,
+                _VALID_BYTES + len(told), FrameKind.VALID, topic, partition, epoch, request,
                 session, log_start, dropped_to,
-            )  # fmt: skip
-        case Diverging(request, epoch, at_epoch, end):
+            ) + told  # fmt: skip
+        case Diverging(request, epoch, at_epoch, end, producers):
+            told = producers or b""
             return _DIVERGING.pack(
-                _DIVERGING_BYTES, FrameKind.DIVERGING, topic, partition, epoch, request,
+                _DIVERGING_BYTES + len(told), FrameKind.DIVERGING, topic, partition, epoch, request,
                 at_epoch, end,
-            )  # fmt: skip
+            ) + told  # fmt: skip
+        case Skip(session, epoch, start, producers):
+            size = _SKIP.size - PREFIX.size + len(producers)
+            head = _SKIP.pack(size, FrameKind.SKIP, topic, partition, epoch, session, start)
+            return head + producers
         case Refused(request, epoch, error):
             return _REFUSED.pack(
                 _REFUSED_BYTES, FrameKind.REFUSED, topic, partition, epoch, request, error
@@ -243,9 +269,16 @@ def decode(kind: int, body: memoryview) -> tuple[Key, Frame]:
             case FrameKind.OPEN:
                 return key, Open(number, epoch, *struct.unpack_from("<qiqqq", body, at))
             case FrameKind.VALID:
-                return key, Valid(number, epoch, *struct.unpack_from("<Qqq", body, at))
+                session, start, dropped_to = struct.unpack_from("<Qqq", body, at)
+                told = bytes(body[_VALID_BYTES:]) or None
+                return key, Valid(number, epoch, session, start, dropped_to, told)
             case FrameKind.DIVERGING:
-                return key, Diverging(number, epoch, *struct.unpack_from("<iq", body, at))
+                at_epoch, end = struct.unpack_from("<iq", body, at)
+                told = bytes(body[_DIVERGING_BYTES:]) or None
+                return key, Diverging(number, epoch, at_epoch, end, told)
+            case FrameKind.SKIP:
+                (start,) = struct.unpack_from("<q", body, at)
+                return key, Skip(number, epoch, start, bytes(body[at + 8 :]))
             case FrameKind.REFUSED:
                 return key, Refused(number, epoch, *struct.unpack_from("<i", body, at))
             case _:

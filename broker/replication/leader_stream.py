@@ -222,6 +222,8 @@ class ConnectionFlow:
 
 DAMAGE_RETRY_S = 5.0
 """Pause of a session that met damage in the leader's log. Later the log may begin behind it."""
+SKIP_RETRY_S = 0.1
+"""Pause of a session whose follower can't be told of the producers yet, which are being read."""
 MAX_UNKNOWN_OPENS = 20_000
 """Most partitions with requests that wait for the image; requests for further ones are refused."""
 UNKNOWN_OPEN_MS = 2 * UNANSWERED_RETRY_MS
@@ -454,8 +456,8 @@ class PushSession:
             return 0
         size = 0
         log_end = replica.log.log_end_offset
-        # Records deleted meanwhile are skipped; the follower skips them as well.
-        self.next = max(self.next, replica.log.log_start_offset)
+        if self.next < replica.log.log_start_offset and not self._skip(state):
+            return 0
         if not self._pending and self.next >= log_end:
             return 0
         in_sync = self.is_in_sync
@@ -481,6 +483,21 @@ class PushSession:
         if self.next < log_end:
             self.stream.mark(self)
         return size
+
+    def _skip(self, state: FollowerState) -> bool:
+        """Have the follower skip records that were deleted meanwhile; return False to do it later.
+
+        What it is told of the producers may have to be read from the log first.
+        """
+        skip = self.replica.partition.skip_message(self.number)
+        if skip is None:
+            self.stream.pause_session(self, SKIP_RETRY_S)
+            return False
+        self.drop_pending()
+        self.next = skip.start
+        self.stream.answer(self.replica.key, skip)
+        self._write(state, self.next, self.next, [], 0)
+        return True
 
     def announce(self) -> None:
         """Send the high watermark to a follower that has nothing to receive."""
@@ -584,11 +601,11 @@ class LeaderStream(ReplicationStream):
                 msg = f"a follower does not send {type(frame).__name__}"
                 raise FrameError(msg)
 
-    def _pause_session(self, session: PushSession) -> None:
-        """Stop pushing in a session for `DAMAGE_RETRY_S`; the connection's others go on."""
+    def pause_session(self, session: PushSession, pause_s: float) -> None:
+        """Stop pushing in a session for a while; the connection's others go on."""
         session.drop_pending()
         session.replica.detach(session)
-        self._loop.call_later(DAMAGE_RETRY_S, self.resume_session, session)
+        self._loop.call_later(pause_s, self.resume_session, session)
 
     def resume_session(self, session: PushSession) -> None:
         """Resume a paused session, unless another one replaced it or the connection ended."""
@@ -612,7 +629,9 @@ class LeaderStream(ReplicationStream):
         self.mark(session)
         session.announce()
 
-    def answer(self, key: Key, frame: Valid | frames.Diverging | frames.Refused) -> None:
+    def answer(
+        self, key: Key, frame: Valid | frames.Diverging | frames.Refused | frames.Skip
+    ) -> None:
         """Send a control frame."""
         self.write(frames.encode(key, frame), [])
 
@@ -741,7 +760,7 @@ class LeaderStream(ReplicationStream):
             log = session.replica.log
             _log.error("push failed log=%s error=%s", log.name, error)
             if isinstance(error, CorruptionError):
-                self._pause_session(session)
+                self.pause_session(session, DAMAGE_RETRY_S)
             elif log.failed is None:
                 self.close()
         except Exception as error:  # noqa: BLE001 asyncio only logs it: the stream would hang

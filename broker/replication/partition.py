@@ -19,7 +19,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from broker.replication.delayed_produces import DelayedProduce, DelayedProduces
-from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
+from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Skip, Valid
 from broker.replication.isr_state import IsrChange, in_flight, may_propose
 from broker.replication.leader_state import (
     NOT_COUNTED,
@@ -63,7 +63,8 @@ class ReplicaLog(Protocol):
     def start_epoch(self, epoch: int) -> None: ...
     def append_as_follower(self, batches: memoryview | bytes) -> None: ...
     def truncate_to(self, end_offset: int) -> None: ...
-    def start_over(self, offset: int) -> None: ...
+    def producers_told(self, as_of: int) -> bytes | None: ...
+    def start_over(self, offset: int, producers: bytes | None = None) -> None: ...
     def advance_log_start(self, offset: int) -> bool: ...
     def request_flush(self) -> None: ...
 
@@ -150,31 +151,27 @@ def truncate_to_leader(partition: Partition, message: Diverging, end: int) -> No
         log.name, partition.id.topic_id, log.log_end_offset, end, message.leader_epoch,
     )  # fmt: skip
     if message.at_epoch < 0 and end > log.log_start_offset:
-        log.start_over(end)  # the rest of it lies below the leader's log start
+        # The rest of it lies below the leader's log start.
+        log.start_over(end, message.producers)
     else:
         log.truncate_to(end)
     partition.high_watermark = max(partition.high_watermark, log.log_start_offset)
 
 
-def follow_valid(partition: Partition, leader_start: int) -> None:
-    """Move the log start to the leader's; start over if the log ends at or below that."""
-    log = partition.log
+def follow_valid(partition: Partition, message: Valid) -> None:
+    """Move the log start to the leader's; start over if the log ends at or below that.
+
+    Raises KafkaError if the leader did not tell of its producers.
+    """
+    log, leader_start = partition.log, message.log_start
     if leader_start <= log.log_start_offset:
         return
     if leader_start >= log.log_end_offset:
-        _start_over(partition, leader_start)
+        _start_over(partition, leader_start, message.producers)
     else:
         log.advance_log_start(leader_start)
         # Readers see the new start once it is durable; nothing below it is needed (invariant L8).
         partition.high_watermark = max(partition.high_watermark, leader_start)
-
-
-def skip_deleted(partition: Partition, message: Push) -> bool:
-    """Start the log over at a push if all records in between were deleted; return True then."""
-    if not partition.log.log_end_offset < message.from_offset <= message.log_start:
-        return False
-    _start_over(partition, message.from_offset)
-    return True
 
 
 def follow_push(partition: Partition, leader_start: int) -> None:
@@ -186,14 +183,26 @@ def follow_push(partition: Partition, leader_start: int) -> None:
             _log.warning("log start of the leader not applied error=%s", error)
 
 
-def _start_over(partition: Partition, offset: int) -> None:
+def _start_over(partition: Partition, offset: int, producers: bytes | None) -> None:
     log = partition.log
+    if producers is None:  # it would forget homes for ever (rule S5)
+        text = f"the leader of {log.name} did not tell of the producers below {offset}"
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, text)
     _log.info(
         "starts over at the leader's log start log=%s topic_id=%s log_end=%d start=%d",
         log.name, partition.id.topic_id, log.log_end_offset, offset,
     )  # fmt: skip
-    log.start_over(offset)
+    log.start_over(offset, producers)
     partition.high_watermark = offset
+
+
+def producers_told(partition: Partition) -> bytes | None:
+    """Return what a replica whose log begins anew at this leader's log start is told (rule S5).
+
+    That is, of the producers, what is committed: another leader may lack the rest. None: not now.
+    """
+    log = partition.log
+    return log.producers_told(max(partition.high_watermark, log.log_start_offset))
 
 
 def start_over_answer(
@@ -230,7 +239,7 @@ def start_over(partition: Partition, message: Diverging) -> None:
         partition.id.topic_id, partition.id.partition, partition.log.log_end_offset, message.end,
         message.leader_epoch,
     )  # fmt: skip
-    partition.log.start_over(message.end)
+    partition.log.start_over(message.end, message.producers)
     partition.high_watermark = message.end
 
 
@@ -246,7 +255,7 @@ def start_over_if_required(
     if message.at_epoch != START_OVER:
         if not (is_unclean and end < min(partition.log.compacted_to, partition.log.log_end_offset)):
             return False
-        message = message._replace(end=0)
+        message = message._replace(end=0, producers=None)
     start_over(partition, message)
     return True
 
@@ -505,11 +514,18 @@ class Partition:
         if self._early_opens is not None:
             self._early_opens.pop(follower, None)
         diverging = divergence(self.log, role.epoch, message)
+        diverging = diverging or start_over_answer(role, follower, self.log, message)
+        start, told = self.log.log_start_offset, None
         if diverging is not None:
-            return diverging
-        behind = start_over_answer(role, follower, self.log, message)
-        if behind is not None:
-            return behind
+            may_begin_anew = diverging.at_epoch < 0 and diverging.end == start > 0
+        else:
+            may_begin_anew = message.log_end <= start and message.log_start < start
+        if may_begin_anew:
+            told = producers_told(self)
+            if told is None:
+                return self._refuse(message, ErrorCode.OFFSET_NOT_AVAILABLE)
+        if diverging is not None:
+            return diverging._replace(producers=told)
         ends = (message.log_end, message.durable_end, message.log_start)
         leader_end = self.log.log_end_offset
         role.opened(follower, known.broker_epoch, session, ends, leader_end, now_ms)
@@ -517,8 +533,7 @@ class Partition:
         counted = (message.durable_end, message.durable_end, message.log_start)
         role.acknowledged(follower, session, counted, leader_end, now_ms)
         self.advance()
-        start, dropped_to = self.log.log_start_offset, self.log.dropped_to
-        return Valid(message.request, role.epoch, session, start, dropped_to)
+        return Valid(message.request, role.epoch, session, start, self.log.dropped_to, told)
 
     def _refuse(self, message: Open, code: ErrorCode) -> Refused:
         return Refused(message.request, message.leader_epoch, code.number)
@@ -675,7 +690,7 @@ class Partition:
         role = self._awaiting(message.request, message.leader_epoch)
         if role is None:
             return False
-        follow_valid(self, message.log_start)
+        follow_valid(self, message)
         note_missing_tombstones(self.log, message.dropped_to)
         role.session = OpenSession(message.session)
         self.agreed_epoch = role.epoch
@@ -738,10 +753,8 @@ class Partition:
         session = role.session
         if not isinstance(session, OpenSession) or session.number != message.session:
             return PushResult.STALE
-        if message.from_offset != self.log.log_end_offset:
-            skipped = skip_deleted(self, message)
-            if len(message.batches) and not skipped:
-                return PushResult.GAP
+        if message.from_offset != self.log.log_end_offset and len(message.batches):
+            return PushResult.GAP
         if len(message.batches):
             self.log.append_as_follower(message.batches)
             role.refusals = 0
@@ -753,6 +766,26 @@ class Partition:
             follow_push(self, message.log_start)
         self.delayed_produces.resolve(self.log, self.high_watermark)
         return PushResult.APPENDED
+
+    def skip_message(self, session: int) -> Skip | None:
+        """Return what is sent to a follower that lacks records which are deleted here by now.
+
+        None: try again later.
+        """
+        told = producers_told(self)
+        if told is None:
+            return None
+        return Skip(session, self.role.epoch, self.log.log_start_offset, told)
+
+    def on_skip(self, message: Skip) -> bool:
+        """Begin the log anew where the leader's begins; return False if the frame is stale (R4)."""
+        role = self.role
+        if not isinstance(role, Following) or role.epoch != message.leader_epoch:
+            return False
+        if role.session != OpenSession(message.session) or message.start <= self.log.log_end_offset:
+            return False
+        _start_over(self, message.start, message.producers)
+        return True
 
     def ack_message(self) -> Ack | None:
         """Return an acknowledgement with the ends of this log; None without a session."""

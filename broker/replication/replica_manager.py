@@ -41,6 +41,7 @@ from broker.replication.replica import Replica, TopicViews
 from broker.replication.replica_logs import ReplicaLogs
 from broker.replication.stream import StreamHeartbeats
 from broker.replication.throttle import Throttles
+from raft_metadata.common.errors import ErrorCode
 from raft_metadata.common.ids import (
     BrokerEpoch,
     BrokerId,
@@ -502,6 +503,12 @@ class ReplicaManager:
             no = self._early.keep_unknown(self.image, key, stream.follower, message, now_ms)
             if no is not None:
                 stream.answer(key, no)
+            return
+        log = replica.log
+        if stream.paused and log.producers is not None and message.log_end <= log.log_start_offset:
+            # What it is told of the producers may be large: it asks again when there is room.
+            code = ErrorCode.QUEUE_FULL.number
+            stream.answer(key, Refused(message.request, message.leader_epoch, code))
             return
         session = next(self._numbers)
         answer = replica.partition.on_open(

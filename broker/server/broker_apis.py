@@ -113,11 +113,9 @@ class RoutedBrokerApis:
         random_bytes: Callable[[int], bytes],
     ) -> None:
         """Take ``make_coordinators``, called once: coordinators read through this object."""
-        self._config = config
-        self._local = local
+        self._config, self._local = config, local
         self._loader = loader
-        self._lifecycle = lifecycle
-        self._clock = clock
+        self._lifecycle, self._clock = lifecycle, clock
         self._configs = LiveConfigs(config)
         self._static_configs = config.static()
         self._topics = TopicRequests(config, loader, controllers, peers, clock, random_bytes)
@@ -150,7 +148,7 @@ class RoutedBrokerApis:
         )  # fmt: skip
         self._deletion = RecordDeletion(config.broker_id, self.router, trimming, clock)
         self.row_targets = RowTargets(loader, self._topics, self._configs, self._stamp_ms)
-        self.home_image = HomeImage(config, loader, self._topics)
+        self.home_image = HomeImage(loader, self._topics, self._configs)
         self.coordinators = make_coordinators(self)
         self._groups = GroupRequests(
             config, self.router, self._reads, self.coordinators.groups, loader, self._topics,
@@ -241,7 +239,10 @@ class RoutedBrokerApis:
             static_configs=self._static_configs,
             shutdown_blocked_by=self._lifecycle.shutdown_blocked_by,
             damage=damage_led_here(self._local.damaged(), self._local.leads),
-            troubles=self.coordinators.groups.troubles(),
+            troubles=(
+                *self.coordinators.groups.troubles(),
+                *self.coordinators.transactions.troubles(),
+            ),
         )
 
     # groups

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -211,7 +211,7 @@ class BrokerServer:
                 targets=targets,
                 stages=stages,
                 image=apis.home_image,
-                limits=lambda: _home_limits(cluster_layers(self._loader.image, static)),
+                limits=LiveHomeLimits(lambda: self._loader.image, static).now,
             )
         )
         groups = GroupCoordinator(
@@ -360,6 +360,24 @@ def _group_configs(layers: ConfigLayers) -> GroupConfigs:
         default_assignor=layers.word(GROUP_CONSUMER_ASSIGNORS),
         retention=None if minutes < 0 else OffsetsRetention(minutes * 60_000, interval_ms),
     )
+
+
+class LiveHomeLimits:
+    """Limits of homes, read again whenever any config has changed."""
+
+    def __init__(self, image: Callable[[], MetadataImage], static: Mapping[str, str]) -> None:
+        self._image = image
+        self._static = static
+        self._configs: object = None
+        self._limits = HomeLimits()
+
+    def now(self) -> HomeLimits:
+        """Return the limits by the present image."""
+        image = self._image()
+        if self._configs is not image.configs:
+            self._configs = image.configs
+            self._limits = _home_limits(cluster_layers(image, self._static))
+        return self._limits
 
 
 def _home_limits(layers: ConfigLayers) -> HomeLimits:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from broker.coordinator.troubles import LOADING_AFTER_MS, ShardTroubles
+from broker.coordinator.troubles import LOADING_AFTER_MS, WAITING_AFTER_MS, ShardTroubles
 from broker.server.drains import STUCK_AFTER_MS, StuckDrain
 from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
-from raft_metadata.common.internal_topics import OFFSETS_TOPIC
+from raft_metadata.common.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from raft_metadata.image.metadata_image import MetadataImage, PartitionRegistration, TopicImage
 from raft_metadata.records.quorum_view import ControllerState
 from raft_metadata.records.records import BrokerState, DrainScope
@@ -90,16 +90,18 @@ def total_damage(image: MetadataImage, reports: Iterable[tuple[BrokerId, Damage]
 def total_troubles(
     image: MetadataImage, reports: Iterable[tuple[BrokerId, Sequence[ShardTroubles]]]
 ) -> list[ShardTroubles]:
-    """Return brokers' reports on the partitions of the offsets topic that they still lead."""
-    topic = image.topic(OFFSETS_TOPIC)
-    if topic is None:
-        return []
-    leaders = [partition.leader for partition in topic.partitions]
+    """Return brokers' reports on the partitions of coordinators' topics that they still lead."""
+    leaders = {
+        name: [partition.leader for partition in topic.partitions]
+        for name in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
+        if (topic := image.topic(name)) is not None
+    }
     return [
         one
         for broker, reported in reports
         for one in reported
-        if one.partition < len(leaders) and leaders[one.partition] == broker
+        if one.partition < len(leaders.get(one.topic, ()))
+        and leaders[one.topic][one.partition] == broker
     ]
 
 
@@ -247,7 +249,7 @@ def judge(
             *_partition_reasons(tallies),
             *_damage_reasons(damage),
             *map(_drain_reason, stuck_drains),
-            *_group_reasons(troubles),
+            *_coordinator_reasons(troubles),
         ),
         key=lambda reason: _ORDER.index(reason.status),
         reverse=True,
@@ -278,6 +280,7 @@ def judge(
             "damaged_partitions": damage.count,
             "blocked_groups": sum(one.blocked for one in troubles),
             "held_groups": sum(one.held for one in troubles),
+            "waiting_transactions": sum(one.waiting for one in troubles),
         },
     )
 
@@ -428,8 +431,8 @@ def _drain_reason(drain: StuckDrain) -> HealthReason:
     )
 
 
-def _group_reasons(troubles: Sequence[ShardTroubles]) -> Iterator[HealthReason]:
-    """Yield why groups stand still, with the next command."""
+def _coordinator_reasons(troubles: Sequence[ShardTroubles]) -> Iterator[HealthReason]:
+    """Yield why groups and transactions stand still, with the next command."""
     blocked = [each for one in troubles for each in one.blocked_examples]
     if blocked:
         yield _group_reason(
@@ -457,14 +460,27 @@ def _group_reasons(troubles: Sequence[ShardTroubles]) -> Iterator[HealthReason]:
             "the groups of these partitions began a new epoch without owners",
             [f"{OFFSETS_TOPIC}:{one.partition}" for one in left_out],
         )
-    loading = [one for one in troubles if one.loading_ms]
-    if loading:
+    for topic, code, words in (
+        (OFFSETS_TOPIC, "GROUP_COORDINATORS_LOADING", "group coordinators"),
+        (TRANSACTIONS_TOPIC, "TRANSACTION_COORDINATORS_LOADING", "transaction coordinators"),
+    ):
+        loading = [one for one in troubles if one.loading_ms and one.topic == topic]
+        if loading:
+            yield _group_reason(
+                code,
+                len(loading),
+                f"{words} have been loading for more than {LOADING_AFTER_MS // 1000} s: they "
+                "answer nothing",
+                [f"{topic}:{one.partition}" for one in loading],
+            )
+    waiting = [each for one in troubles for each in one.waiting_examples]
+    if waiting:
         yield _group_reason(
-            "GROUP_COORDINATORS_LOADING",
-            len(loading),
-            f"group coordinators have been loading for more than {LOADING_AFTER_MS // 1000} s: "
-            "their groups answer nothing",
-            [f"{OFFSETS_TOPIC}:{one.partition}" for one in loading],
+            "TRANSACTIONS_WAITING",
+            sum(one.waiting for one in troubles),
+            f"decided transactions have waited for a partition for more than "
+            f"{WAITING_AFTER_MS // 1000} s; `quorumlog txn describe ID` says what for",
+            waiting,
         )
 
 

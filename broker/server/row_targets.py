@@ -98,6 +98,9 @@ class RowTargets:
     def _placed(self, topic: TopicImage, rows: TopicRows, next_keyless: NextKeyless) -> PlacedTopic:
         image = self._loader.image
         refused = refusals(rows.records, self._configs, image, topic, self._wall_ms())
+        if self._configs.has_append_times(image, topic.topic_id) and not rows.records[0].is_bare:
+            for record in rows.records:
+                record.timestamp = None  # the completion looks at no configuration again
         keyless = next_keyless(topic)
         places: list[PartitionId | KafkaError] = []
         for index, record in enumerate(rows.records):

@@ -224,6 +224,7 @@ class StageRequests:
         clock: Clock,
     ) -> None:
         self._config = config
+        self._static = config.static()
         self._router = router
         self._stages = stages
         self._loader = loader
@@ -275,7 +276,7 @@ class StageRequests:
         )
 
     def _check_size(self, size: int) -> None:
-        layers = cluster_layers(self._loader.image, self._config.static())
+        layers = cluster_layers(self._loader.image, self._static)
         limit = layers.number(TRANSACTION_CHUNK_MAX_BYTES)
         if size > limit:
             text = f"{size} bytes of rows, transaction.chunk.max.bytes is {limit}: stage fewer"

@@ -22,6 +22,7 @@ from raft_metadata.common.configs.table import (
     MESSAGE_TIMESTAMP_AFTER_MAX_MS,
     MESSAGE_TIMESTAMP_BEFORE_MAX_MS,
     MESSAGE_TIMESTAMP_TYPE,
+    MIN_INSYNC_REPLICAS,
     NO_TIMESTAMP_LIMIT,
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
@@ -65,6 +66,7 @@ class LiveConfigs:
         self._compacted: dict[TopicId, bool] = {}
         self._timestamps: dict[TopicId, TimestampLimits | None] = {}
         self._append_times: dict[TopicId, bool] = {}
+        self._min_isr: dict[TopicId, int] = {}
 
     def max_message_bytes(self, image: MetadataImage, topic_id: TopicId) -> int:
         """Return the size of the largest record that the topic takes."""
@@ -111,10 +113,19 @@ class LiveConfigs:
             found = self._append_times[topic_id] = layers.word(MESSAGE_TIMESTAMP_TYPE) == "append"
         return found
 
+    def min_isr(self, image: MetadataImage, topic_id: TopicId) -> int:
+        """Return ``min.insync.replicas`` of the topic."""
+        self._look_at(image)
+        found = self._min_isr.get(topic_id)
+        if found is None:
+            layers = topic_layers(image, topic_id, self._static)
+            found = self._min_isr[topic_id] = layers.number(MIN_INSYNC_REPLICAS)
+        return found
+
     def _look_at(self, image: MetadataImage) -> None:
         if self._configs is not image.configs:
             self._configs, self._max_message_bytes, self._compacted = image.configs, {}, {}
-            self._timestamps, self._append_times = {}, {}
+            self._timestamps, self._append_times, self._min_isr = {}, {}, {}
 
     def auto_create(self, image: MetadataImage) -> bool:
         """Return whether a produce to an unknown topic creates it."""

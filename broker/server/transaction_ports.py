@@ -26,17 +26,15 @@ from broker.transactions.home_messages import (
 )
 from broker.transactions.home_records import StagedPlace, Target
 from broker.transactions.messages import TargetRows
-from raft_metadata.common.configs.table import MIN_INSYNC_REPLICAS
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import TopicIdPartition
-from raft_metadata.image.metadata_image import topic_layers
+from raft_metadata.common.ids import TopicId, TopicIdPartition
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.server.local_partitions import LocalPartitions
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.router import LeaderRouter
-    from broker.server.topics import TopicRequests
+    from broker.server.topics import LiveConfigs, TopicRequests
     from broker.server.unit_appends import UnitAppends
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import PartitionRegistration
@@ -136,8 +134,8 @@ class Targets:
 class HomeImage:
     """The metadata by which homes decide. Owned by the `BrokerServer`, on its loop. Stateless."""
 
-    def __init__(self, config: BrokerConfig, loader: MetadataLoader, topics: TopicRequests) -> None:
-        self._static = config.static()
+    def __init__(self, loader: MetadataLoader, topics: TopicRequests, configs: LiveConfigs) -> None:
+        self._configs = configs
         self._loader = loader
         self._topics = topics
 
@@ -161,14 +159,18 @@ class HomeImage:
         if not registration.has_leader:
             text = f"partition {target.partition} of {topic.name} has no leader"
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text)
-        layers = topic_layers(image, target.topic_id, self._static)
-        least = min(layers.number(MIN_INSYNC_REPLICAS), len(registration.replicas))
+        least = min(self._configs.min_isr(image, target.topic_id), len(registration.replicas))
         if len(registration.isr) < least:
             text = (
                 f"partition {target.partition} of {topic.name} has {len(registration.isr)} in-sync "
                 f"replicas, min.insync.replicas is {least}"
             )
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, text)
+
+    def name_of(self, topic_id: TopicId) -> str:
+        """Return the name of a topic; its id if there is none."""
+        topic = self._loader.image.topics.get(topic_id)
+        return topic_id if topic is None else topic.name
 
     async def know(self, targets: Sequence[Target]) -> None:
         """Wait, within a bound, for topics that this image does not have yet."""

@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from broker.coordinator.home import StagePort
 from broker.coordinator.records import partition_of_group
@@ -118,6 +118,7 @@ class TransactionRequests:
         self._targets = targets
         self._keyless = keyless
         self._clock = clock
+        self._static = config.static()
         self._configs: object = None
         """The image's configs from which ``_limits`` were read."""
         self._limits = TransactionLimits()
@@ -127,7 +128,7 @@ class TransactionRequests:
         """The limits in force, read again when the image's configs have changed."""
         image = self._loader.image
         if image.configs is not self._configs:
-            layers = cluster_layers(image, self._config.static())
+            layers = cluster_layers(image, self._static)
             self._limits = TransactionLimits(
                 inline_bytes=layers.number(TRANSACTION_INLINE_MAX_BYTES),
                 chunk_bytes=layers.number(TRANSACTION_CHUNK_MAX_BYTES),
@@ -227,8 +228,7 @@ class TransactionRequests:
         return lambda topic: self._keyless.for_request(topic, rows.partitioner)
 
     def _check_size(self, size: int) -> None:
-        layers = cluster_layers(self._loader.image, self._config.static())
-        limit = layers.number(TRANSACTION_INLINE_MAX_BYTES)
+        limit = self.limits.inline_bytes
         if size > limit:
             text = (
                 f"{size} bytes of rows, transaction.inline.max.bytes is {limit}: stage them in "
@@ -316,7 +316,7 @@ class TransactionRequests:
         place = TopicIdPartition(topic.topic_id, home_partition(request.id, topic))
         doubts: list[KafkaError] = []
 
-        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A | KafkaError:
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A | _Refusal:
             sent = _with_time(request, max(1, int(timeout_ms * ANSWER_SHARE)))
             try:
                 if registration.leader == self._config.broker_id:
@@ -327,22 +327,33 @@ class TransactionRequests:
                 )
                 return decode_home_answer(sent, answer)
             except KafkaError as error:
-                if error.code in CERTAIN:  # also where the outcome is unknown: it stays so
-                    return error
                 not_written = error.outcome is Outcome.NOT_WRITTEN
+                no_target = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if error.code in CERTAIN or (not_written and no_target):
+                    return _Refusal(error)
                 if not_written and error.code is ErrorCode.NOT_ENOUGH_REPLICAS:
                     raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from error
                 raise
 
         try:
-            found = await self._router.routed(
+            answer = await self._router.routed(
                 place, attempt, deadline_ms, repeat_unknown=True, doubts=doubts
             )
         except KafkaError as error:
             raise _told(error, doubts) from error
-        if isinstance(found, KafkaError):
-            raise found
-        return found
+        if isinstance(answer, _Refusal):
+            raise _told(answer.error, doubts)
+        return answer
+
+
+class _Refusal(NamedTuple):
+    """A home's answer that stands in its log, or that a target does not exist.
+
+    The router would take the error for one of the way to the home, or for one whose outcome a
+    repeat could tell, and repeat the request.
+    """
+
+    error: KafkaError
 
 
 class StageDoor(StagePort, StagedRows, Protocol):

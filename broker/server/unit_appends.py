@@ -110,7 +110,7 @@ class UnitAppends:
         that this partition told. ``units``: in the order of their numbers, none left out.
 
         `NumberGap` is returned only by a leader that is proven to lead and whose log is committed
-        as far as it was found: the log lost rows, or an earlier request is still under way.
+        as far as it was found: it has lost rows, or an earlier request is still under way.
 
         Raises:
             KafkaError: NOT_LEADER_OR_FOLLOWER, also in another epoch; LEADER_NOT_AVAILABLE, not

@@ -132,13 +132,15 @@ class MustWait:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The position was decided before: its fate is told once it is complete (rule S7)."""
+    """The position is decided: its fate is told once it is complete (rule S7)."""
 
     value: TransactionValue
     already: bool = False
     """True for a run that came later: its rows are discarded."""
     records: Records = ()
     """The content of a run that came later, to be remembered."""
+    is_new: bool = False
+    """True if the present turn decided it."""
 
 
 Judgement = MayDecide | MustWait | Decided

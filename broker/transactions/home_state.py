@@ -76,6 +76,9 @@ class HomeState:
     ids_count: int = 0
     """Number of ids that are no keys."""
 
+    fault: str = ""
+    """Reason why nothing may be decided or completed: a fact of the home can't be decoded."""
+
     def fold(self, record: HomeRecord) -> None:
         """Apply a record that was decided here or read from the log."""
         key, value = record

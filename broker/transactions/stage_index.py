@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 from broker.transactions.chunk_records import ChunkHead, ChunkKey, RowsChunk, TargetPart
@@ -210,9 +211,10 @@ class StageIndex:
         self.stored_bytes += stored
         self.appended_bytes += stored
 
-    def trim(self, log_start: int) -> None:
-        """Forget the places below the new log start."""
-        for base in list(_below(self.places, log_start)):
+    def trim(self, log_start: int, most: int = PLACES_MAX) -> bool:
+        """Forget places below the new log start, at most so many; return True if more are left."""
+        gone = list(islice(_below(self.places, log_start), most))
+        for base in gone:
             place = self.places.pop(base)
             self.stored_bytes -= place.stored_bytes
             self.released.discard(base)
@@ -226,6 +228,7 @@ class StageIndex:
             attempt.size_bytes -= chunk.size_bytes
             if not attempt.chunks:
                 del self.attempts[key.id, key.attempt_id]
+        return len(gone) == most
 
     # ---- chunks
 

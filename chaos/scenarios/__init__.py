@@ -13,6 +13,12 @@ from chaos.scenarios.isolation import (
     ONE_WAY_CONTROLLER,
 )
 from chaos.scenarios.lost_replies import NEVER_TWICE, REPLIES_LOST
+from chaos.scenarios.moving_money import (
+    MONEY,
+    MONEY_APPLY_LOST,
+    MONEY_HOME_CUT,
+    MONEY_PAUSED,
+)
 from chaos.scenarios.power_loss import PART_KILL, PAUSE_KILL, POWER_CUT
 from chaos.scenarios.storm import STORM
 
@@ -37,6 +43,10 @@ SCENARIOS: dict[str, Scenario] = {
         POWER_CUT,
         PAUSE_KILL,
         PART_KILL,
+        MONEY,
+        MONEY_HOME_CUT,
+        MONEY_PAUSED,
+        MONEY_APPLY_LOST,
     )
 }
 """Every scenario by name, in the order shown by ``quorumlog chaos list``."""

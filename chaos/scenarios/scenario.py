@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from chaos.deadline import TooLateError, read_until, wait_until
 from chaos.history import Effect, Fault, Note
+from chaos.ledger import Ledger
 from chaos.net.links import Faults, both_ways, node_name, swallowed_since
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from chaos.disks.shim import DiskFault, Shim
     from chaos.history import History, Reading
     from chaos.http import Http
+    from chaos.ledger import MoneyEnd
     from chaos.net.links import Link, Traffic
     from chaos.net.network import Network
     from chaos.watch import Watch
@@ -79,6 +81,10 @@ class ScenarioContext:
     """Names of the nodes that the scenario has killed."""
     figures: dict[str, int] = field(default_factory=dict)
     """Measurements that a scenario records for its own checks."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """Transfers of the clients with money; empty unless the scenario runs them."""
+    money_end: MoneyEnd | None = None
+    """The end of the accounts, once they are settled."""
 
     @property
     def brokers(self) -> tuple[int, ...]:
@@ -178,6 +184,10 @@ async def _nothing(*_: object) -> None:
     pass
 
 
+async def _no_verdicts(_: ScenarioContext) -> list[Verdict]:
+    return []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
     """A fault to make: it lasts for `meanwhile`, and for the run's duration at least."""
@@ -202,6 +212,8 @@ class Scenario:
     faults: tuple[FaultPlan, ...]
     own_checks: Callable[[ScenarioContext, Reading], list[Verdict]] = lambda *_: []
     """Checks of promises of this scenario only, on what the first broker served in the end."""
+    disk_checks: Callable[[ScenarioContext], Awaitable[list[Verdict]]] = _no_verdicts
+    """Checks of this scenario only, on the files of the stopped brokers."""
     beside: Callable[[ScenarioContext], AbstractAsyncContextManager[None]] = lambda _: nullcontext()
     """A load of its own around all faults."""
     replication_factor: int = 3

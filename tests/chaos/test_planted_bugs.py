@@ -33,6 +33,8 @@ CAUGHT_BY = {
     ("cuts_nothing", "leader-cut"): "faults were felt",
     ("forgets_producers", "never-twice"): "sent once, there once",
     ("syncs_nothing", "power-cut"): "acknowledged records there, as sent, in place",
+    ("fences_nobody", "money"): "money: a new epoch fences the old ones",
+    ("takes_any_content", "money"): "money: decisions are as told",
 }
 
 ALSO_BY = {

@@ -38,7 +38,7 @@ async def test_a_claim_reaches_the_broker_whole(door: Door) -> None:
         ((7, 0, None), "Quorumlog-Sequence", "all three or none"),
         ((None, None, 3), "Quorumlog-Producer-Id", "all three or none"),
         (("x", 0, 0), "Quorumlog-Producer-Id", "an integer from 0 to 4611686018427387903"),
-        ((2**62, 0, 0), "Quorumlog-Producer-Id", "an integer from 0 to 4611686018427387903"),
+        ((1 << 62, 0, 0), "Quorumlog-Producer-Id", "an integer from 0 to 4611686018427387903"),
         ((7, 32768, 0), "Quorumlog-Producer-Epoch", "an integer from 0 to 32767"),
         ((7, 0, -1), "Quorumlog-Sequence", "an integer from 0 to 2147483647"),
         ((7, 0, 2**31), "Quorumlog-Sequence", "an integer from 0 to 2147483647"),

@@ -193,6 +193,7 @@ async def test_a_degraded_cluster_says_why_with_a_200(door: Door) -> None:
         "damaged_partitions": 0,
         "blocked_groups": 0,
         "held_groups": 0,
+        "waiting_transactions": 0,
     }
 
 

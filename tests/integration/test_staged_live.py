@@ -197,6 +197,47 @@ async def test_rule_s9_a_sequence_has_one_content(cluster: LiveCluster) -> None:
     assert (await producer.stage(2, 1, padding=5_000)).status == 200
 
 
+async def test_a_refused_row_refuses_its_chunk_and_a_deleted_topic_its_transaction(
+    cluster: LiveCluster,
+) -> None:
+    await cluster.create_topic("strict", cleanup_policy="compact")
+    producer = StagingProducer(cluster, "strict-1", "strict")
+    await producer.init()
+    headers = V2 | {
+        "Quorumlog-Transaction": producer.name,
+        "Quorumlog-Transaction-Epoch": str(producer.epoch),
+        "Quorumlog-Transaction-Number": "0",
+        "Quorumlog-Attempt": producer.attempt,
+        "Quorumlog-Chunk": "0",
+    }
+    rows = {"records": [{"key": "k", "value": 1}, {"value": 2}]}
+    answer = await cluster.ask("POST", f"{cluster.url(1)}/topics/strict", rows, headers)
+    texts = [row["error"] for row in answer.body["offsets"]]
+    assert ("NOT_STAGED" in texts[0], "needs a key" in texts[1]) == (True, True), answer
+    assert (await producer.commit(1, 1)).body["error_code"] == 40909
+    assert (await producer.stage(1, 0)).status == 200
+    answer = await cluster.ask("DELETE", f"{cluster.topics_url(2)}/strict")
+    assert answer.status == 204, answer
+    answer = await producer.commit(1, 1)
+    assert (answer.status, answer.body["error_code"]) == (404, 40401), answer
+
+
+async def test_a_full_stage_is_refused_with_its_limit_and_takes_more_later(
+    cluster: LiveCluster,
+) -> None:
+    producer = StagingProducer(cluster, "full-1", "content", attempt="full")
+    await producer.init()
+    assert (await producer.stage(1, 0, padding=40_000)).status == 200
+    await set_config(cluster, "transaction.staged.max.bytes", str(1 << 20))
+    answer = await producer.stage(2, 1, padding=40_000)
+    assert (answer.status, answer.body["error_code"]) == (429, 42901), answer
+    assert "transaction.staged.max.bytes" in answer.body["message"]
+    assert "Retry-After" in answer.headers
+    await set_config(cluster, "transaction.staged.max.bytes", None)
+    assert (await producer.stage(2, 1, padding=40_000)).status == 200
+    assert (await producer.commit(3, 2)).status == 200
+
+
 async def test_clients_neither_read_nor_write_nor_trim_what_is_staged(cluster: LiveCluster) -> None:
     producer = StagingProducer(cluster, "closed-1", "content")
     await producer.init()

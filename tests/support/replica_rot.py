@@ -36,7 +36,7 @@ FIELDS = (
 RECORD = "record"
 NEEDED = (RECOVERY_POINT_FILE, PARTITION_FILE, STATE_FILE)
 """Files of a log that nothing else can stand for."""
-HELPERS = (".index", ".producers", LEADER_EPOCH_FILE, HIGH_WATERMARK_FILE)
+HELPERS = (".index", LEADER_EPOCH_FILE, HIGH_WATERMARK_FILE)
 """Files that can be made again; these are names, or how they end."""
 KINDS_OF_ROT = (RECORD, *(name for name, _, _ in FIELDS), *NEEDED, *HELPERS)
 

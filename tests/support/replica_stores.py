@@ -277,11 +277,11 @@ class DiskStore(ReplicaFiles):
             if self.log is not None:
                 self.mirror = self.content(self.log)  # of a log that is used as far as it is sound
 
-    def start_over(self, offset: int) -> None:
+    def start_over(self, offset: int, producers: bytes | None = None) -> None:
         """Nobody holds what comes between: the old log may be found once more, whole."""
         assert self.log is not None
         self.uncut, self.cutting = list(self.mirror), 0
-        self.log.start_over(offset)
+        self.log.start_over(offset, producers)
         self.cutting = None
         self.mirror = [None] * offset
         self.covered = []

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.log.producer_state import RememberedBatch
+from broker.log.unit_check import NumberGap, Take, UnitPlace, judge_units
+from broker.record.numbering import FIRST_ROW, HomeKind, make_numbering, row_of_claim
 from broker.replication.delayed_produces import AppendOutcome, DelayedProduce
 from broker.replication.leader_state import LeaderState
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import Claim, next_sequence
+from raft_metadata.common.ids import Claim, LeaderEpoch, PartitionId, is_reserved, next_sequence
 from tests.support import replication_invariants as check
 from tests.support.replica_bytes import batches_of
 from tests.support.replica_memory import MemoryStore
 from tests.support.replica_stores import DiskStore
+from tests.support.replication_invariants import Violation
 from tests.support.replication_lives import FAR
 from tests.support.replication_readers import Readers
 from tests.support.replication_streams import BrokerStreams
@@ -24,8 +28,14 @@ if TYPE_CHECKING:
     pass
 
 
+HOME = make_numbering(HomeKind.TRANSACTIONS, PartitionId(3), LeaderEpoch(-1))
+
+
 class Writer:
-    """A client that numbers its batches: it sends each until it is there, one at a time."""
+    """A client that numbers its batches: it sends each until it is there, one at a time.
+
+    Under the id of a home, each batch is a unit.
+    """
 
     def __init__(self, producer_id: int) -> None:
         self.claim = Claim(producer_id, 0, 0)
@@ -70,7 +80,11 @@ class Broker(BrokerStreams):
             now_ms = self.upkeep.append_ms()
         try:
             leads = partition.check_may_append(all_replicas=acks == "all")
-            found = log.repeated(claim, len(values), now_ms) if claim else None
+            found = None
+            if writer is not None and is_reserved(writer.claim.producer_id):
+                found = self._judged(writer)
+            elif claim:
+                found = log.repeated(claim, len(values), now_ms)
             if found is None:
                 store.append(leads.epoch, values, now_ms, claim)
         except KafkaError as error:
@@ -105,6 +119,25 @@ class Broker(BrokerStreams):
         for follower in list(leads.followers):
             self.push(follower)
         partition.advance()
+
+    def _judged(self, writer: Writer) -> RememberedBatch | None:
+        """Return the unit that is there; None if it is to be appended (rules S4, S5)."""
+        assert self.partition is not None
+        log, number = self.partition.log, row_of_claim(writer.claim)
+        end = FIRST_ROW if log.producers is None else log.producers.end_of(HOME)
+        rows = len(writer.values)
+        judgement = judge_units(end, number, [UnitPlace(number, rows)])
+        self.world.judge.tally["S5"] += 1
+        if isinstance(judgement, NumberGap):
+            if self.role.epoch == self.world.controller.partition.leader_epoch:
+                text = f"broker {self.id} leads and knows {end} rows, {number} are there"
+                raise Violation("rule S5", text)
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, outcome=Outcome.NOT_WRITTEN)
+        if isinstance(judgement, Take):
+            return None
+        at = log.producers.offset_of(HOME, number, rows)
+        sequence = writer.claim.sequence
+        return RememberedBatch(sequence, sequence + rows - 1, at, at + rows - 1)
 
     def consume(self, start: int) -> None:
         """A reader is given what is below the high watermark."""

@@ -282,7 +282,9 @@ class Judge:
             if self.answers.get(entry[1]) is AppendOutcome.NOT_WRITTEN:
                 check.r5_not_written_is_nowhere(self.tally, (entry[1],), entry[1])
             if self.where.get(entry[1], self.start) < self.start:
-                # Deleted, and its producer with it: a log remembers those whose batches it holds.
+                # Deleted, but no replica that may lead forgets the producer (rule S5).
+                if not self.unclean_elections:
+                    raise Violation("rule S5", f"{entry[1]} is appended again after its deletion")
                 self.tally["sent again after its deletion"] += 1
                 self.deleted_from[entry[1]] = self.where.pop(entry[1])
             check.t1_once(self.tally, self.where, entry[1], len(self.exposed))

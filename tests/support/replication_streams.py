@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Valid
+from broker.replication.frames import START_OVER, Ack, Diverging, Open, Push, Refused, Skip, Valid
 from broker.replication.isr_state import IsrChange
 from broker.replication.leader_state import LeaderState
 from broker.replication.partition import Following, PushResult, Role
@@ -75,6 +75,15 @@ class BrokerStreams(BrokerLife):
         if self.partition is not None:
             self.partition.on_refused(message)
 
+    def on_skip(self, message: Skip) -> None:
+        if self.partition is None:
+            return
+        try:
+            if self.partition.on_skip(message):
+                self.world.counts["skipped"] += 1
+        except KafkaError:
+            self.partition.drop_session()
+
     def on_push(self, message: Push) -> None:
         partition = self.partition
         if partition is None:
@@ -128,7 +137,13 @@ class BrokerStreams(BrokerLife):
         state = role.followers.get(follower)
         if state is None or state.session < 0:
             return
-        start = max(state.sent, partition.log.log_start_offset)  # what is deleted is skipped
+        start = state.sent
+        if start < partition.log.log_start_offset:  # what is deleted is skipped
+            skip = partition.skip_message(state.session)
+            if skip is None:
+                return
+            start = skip.start
+            self.world.send(follower, "on_skip", skip)
         end = partition.log.log_end_offset
         try:
             raw, state.sent = self.store.read(start, end, self.rng.choice(self.world.push_bytes))

@@ -24,7 +24,7 @@ from raft_metadata.records.commands import BrokerHeartbeat
 from raft_metadata.records.records import BrokerState
 from tests.support.replica_files import PowerCut
 from tests.support.replica_stores import SEGMENT_BYTES
-from tests.support.replication_broker import Broker, Writer
+from tests.support.replication_broker import HOME, Broker, Writer
 from tests.support.replication_controller import HERE, Controller
 from tests.support.replication_endings import Endings
 from tests.support.replication_faults import DISK_KINDS, KINDS, Faults
@@ -65,7 +65,7 @@ class World(Faults, Endings):
         self.judge = Judge(self)
         self.numbers = 100
         self.now_ms = 1_000_000
-        self.writer = Writer(7)
+        self.writer = Writer(HOME if seed % 2 else 7)
         self.net: list[Message] = []
         self.late: list[Message] = []
         self.power_cuts = self.departures = 0

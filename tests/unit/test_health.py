@@ -237,6 +237,19 @@ def test_groups_that_stand_still_degrade_the_cluster_and_name_the_way_out() -> N
     assert (said.counts["blocked_groups"], said.counts["held_groups"]) == (8, 1)
 
 
+def test_decided_transactions_that_wait_are_told_with_their_targets() -> None:
+    waiting = ShardTroubles(
+        partition=PartitionId(0), waiting=2, waiting_examples=("p at t:0", "q at t:1")
+    )
+    said = judged(led_by_two(0), b2=(waiting,))
+    assert codes(said) == ["TRANSACTIONS_WAITING"]
+    (reason,) = said.reasons
+    assert (reason.status, reason.count) == (HealthStatus.DEGRADED, 2)
+    assert "`quorumlog txn describe ID`" in reason.message
+    assert reason.message.endswith("p at t:0, q at t:1")
+    assert said.counts["waiting_transactions"] == 2
+
+
 def test_a_coordinator_that_was_replaced_is_not_counted() -> None:
     found = led_by_two(0)
     late = ShardTroubles(partition=PartitionId(0), held=1, held_examples=("h",))

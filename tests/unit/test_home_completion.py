@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from broker.coordinator.home import Home, HomePorts, Missing
+from broker.coordinator.records import decode_record
+from broker.coordinator.shard import Shard
 from broker.coordinator.transaction_shard import TransactionShard
 from broker.record.batch import RecordFormat
 from broker.record.numbering import HomeKind, make_numbering
@@ -37,7 +39,7 @@ from broker.transactions.messages import (
 )
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import BrokerId, LeaderEpoch, PartitionId, TopicId
+from raft_metadata.common.ids import BrokerId, GroupId, LeaderEpoch, PartitionId, TopicId
 from tests.support.group_log import SharedLog
 
 DEBITS = Target(TopicId("debits"), PartitionId(0))
@@ -88,6 +90,9 @@ class Image:
     def check_able(self, target: Target) -> None:
         """It is."""
 
+    def name_of(self, topic_id: TopicId) -> str:
+        return topic_id
+
     async def know(self, targets: Sequence[Target]) -> None:
         """All are known."""
 
@@ -121,7 +126,7 @@ class Led:
 
     async def ready(self) -> Led:
         async with asyncio.timeout(5):
-            while not self.shard.is_ready:
+            while not self.shard.is_ready:  # noqa: ASYNC110 a state of the product
                 await asyncio.sleep(0)
         return self
 
@@ -200,7 +205,7 @@ def one_shot(key: str, *inline: TargetRows, timeout_ms: int = 5_000) -> CommitPo
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    while not condition():
+    while not condition():  # noqa: ASYNC110 a state of the product
         await asyncio.sleep(0)
 
 
@@ -394,3 +399,37 @@ async def test_a_commit_that_its_client_left_is_completed_all_the_same() -> None
         await asyncio.gather(asking, return_exceptions=True)
         here.log.commit()
         await until(lambda: here.targets.rows.get(DEBITS))
+
+
+async def test_rule_s4_a_home_with_a_fact_that_it_cannot_read_gives_no_numbers() -> None:
+    """A record of another version: groups of the partition go on, its transactions do not."""
+    log = SharedLog()
+    memory = log.elect()
+    log.entries += [
+        decode_record(b'["next",1,"t",0]', b'{"digits":"7"}', 0),
+        decode_record(b'["group","g"]', b'{"epoch":3}', 1),
+    ]
+    log.commit()
+    memory.start_of_epoch = 2
+    shard = Shard(PartitionId(0), LeaderEpoch(memory.epoch), memory, SystemClock())
+    targets = Targets()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        ports = HomePorts(
+            broker_id=BrokerId(1),
+            clock=SystemClock(),
+            targets=targets,
+            stages=Stages(),
+            image=Image(),
+            limits=HomeLimits,
+        )
+        home = Home(shard, NUMBERING, ports, tasks.create_task)
+        run = tasks.create_task(shard.run())
+        await until(lambda: shard.is_ready)
+        assert shard.state().groups[GroupId("g")].epoch == 3
+        with pytest.raises(KafkaError) as refused:
+            await home.answer(one_shot("a", rows(DEBITS, 1)))
+        assert refused.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert "offset 0" in refused.value.message
+        assert targets.asked == []
+        shard.close()
+        await run

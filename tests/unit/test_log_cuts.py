@@ -392,7 +392,7 @@ def test_rule_q5_a_power_cut_amid_a_start_over_backwards_leaves_no_damage(
     already: a log of which the first segment was missing, or that was durable where nobody had
     synced it."""
     finished = 0
-    for step in range(1, 40):
+    for step in range(1, 60):
         for seed in range(2):
             disk = SimulatedDisk()
             life = Life(disk, CONFIG)

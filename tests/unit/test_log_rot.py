@@ -15,7 +15,7 @@ import pytest
 
 from broker.log.log_directory import LogConfig
 from broker.log.partition_log import PartitionLog
-from broker.log.producer_snapshot import ProducerLimits, Replay, remove_snapshots
+from broker.log.producer_snapshot import ProducerLimits, Replay, snapshot_name, snapshot_offsets
 from broker.log.segment import Segment
 from broker.record.batch import HEADER_SIZE, RecordFormat, walk
 from raft_metadata.common.errors import CorruptionError, KafkaError
@@ -215,7 +215,8 @@ def test_invariant_t4_producers_are_read_from_whole_batches_alone(
     disk = begin(clean=False)
     life = Life(disk, CONFIG)
     log = life.log()
-    remove_snapshots(disk, log.directory)
+    for offset in snapshot_offsets(disk, log.directory):
+        disk.unlink(f"{log.directory}/{snapshot_name(offset)}")
     files = open_files_of(life.manager)
     replay = Replay(files, log.directory, log.segments, 36, ProducerLimits())
     monkeypatch.setattr("broker.log.producer_snapshot.BYTES_LIKE_A_HEADER", 16)

@@ -72,6 +72,10 @@ def ask(follower: Side, leader: Side, session: int = 9) -> Valid | None:
 def push(follower: Side, leader: Side, valid: Valid, at: int | None = None) -> bool:
     """Have a session ship what is next, from ``at`` on; return True if it is appended."""
     start = max(follower.log.log_end_offset if at is None else at, leader.log.log_start_offset)
+    if start > follower.log.log_end_offset:
+        skip = leader.partition.skip_message(valid.session)
+        assert skip is not None
+        assert follower.partition.on_skip(skip)
     raw = leader.log.read_raw(start, 1 << 20, leader.log.log_end_offset)
     role = leader.partition.role
     assert isinstance(role, LeaderState)

@@ -154,6 +154,16 @@ def test_a_full_stage_is_a_quota_and_a_trimmed_one_takes_more() -> None:
     assert log.start == 0  # an index follows its log, it does not move it
 
 
+def test_many_places_are_forgotten_in_several_turns() -> None:
+    _, index = staged(0, 1, 2)
+    for base in range(3):
+        index.release(base)
+    assert index.trim(3, most=2) is True
+    assert list(index.places) == [2]
+    assert index.trim(3, most=2) is False
+    assert (index.places, index.attempts, index.stored_bytes) == ({}, {}, 0)
+
+
 def test_rule_r12_staged_rows_are_the_clients_text() -> None:
     texts = [b'{"a": 1.0000000000000000001}', b'"\\u00e9\xc3\xa9 \\"records\\":["', b"1e400"]
     new = replace(chunk('q"records":['), targets=(rows_for(0, texts), rows_for(1, texts[:1])))

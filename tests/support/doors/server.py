@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     from broker.server.forwarded_produce import ForwardedProduces, LeaderQueue
     from broker.server.lifecycle import Lifecycle
+    from broker.server.stage_leader import StageLeader
+    from broker.transactions.stage_index import StageIndex
     from raft_metadata.common.ids import BrokerEpoch
     from raft_metadata.records.commands import HeartbeatAnswer
 
@@ -31,3 +33,8 @@ def proves(lifecycle: Lifecycle, answer: HeartbeatAnswer) -> bool:
 def queues_of(forwards: ForwardedProduces) -> Iterable[LeaderQueue]:
     """Return the queues to leaders: tests look at their timers and wear out their producer ids."""
     return forwards._queues.values()
+
+
+def index_of(stage: StageLeader) -> StageIndex:
+    """Return the index of a stage: tests look whether anything is left in it."""
+    return stage._index

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from broker.log import flusher, log_producers, log_reader, partition_log, recovery, segments
+from broker.log.producer_snapshot import encode_told
 from broker.log.producer_state import ProducerStates
 from broker.record import batch
 from broker.replication import partition
@@ -151,8 +152,8 @@ def _start_shows_at_once(patch: Patch) -> None:
     first=1268,
 )
 def _high_watermark_stays(patch: Patch) -> None:
-    def start_over(self: Any, offset: int) -> None:
-        self.log.start_over(offset)
+    def start_over(self: Any, offset: int, producers: bytes | None) -> None:
+        self.log.start_over(offset, producers)
 
     patch.setattr(partition, "_start_over", start_over)
 
@@ -194,3 +195,18 @@ def _cut_is_remembered(patch: Patch) -> None:
 )
 def _followers_note_nobody(patch: Patch) -> None:
     patch.setattr(ProducerStates, "applied", lambda *_: None)
+
+
+@replication_fault(
+    "S5 start_over_empty: a log that begins anew is told of no producers",
+    "rule S5",
+    on_disk=True,
+    numbered=True,
+    trims=True,
+    first=171,
+)
+def _nothing_is_told(patch: Patch) -> None:
+    def told(replica: Any) -> bytes:
+        return encode_told(ProducerStates(), replica.log.log_start_offset)
+
+    patch.setattr(partition, "producers_told", told)
