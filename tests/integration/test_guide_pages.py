@@ -25,6 +25,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DocumentedClust
         yield cluster
 
 
-@pytest.mark.parametrize("guide", ["rest", "tails", "from-kafka", "groups"])
+@pytest.mark.parametrize("guide", ["rest", "tails", "from-kafka", "groups", "transactions"])
 def test_a_guide_goes_as_it_says(shared: DocumentedCluster, guide: str) -> None:
     shared.check((GUIDES / f"{guide}.md").read_text(encoding="utf-8"))
