@@ -91,7 +91,7 @@ class PolledProducer(sdk.Producer):
 
         Raises what the SDK's `produce` does.
         """
-        if not self._hold(topic, value, key, partition, headers, timestamp, awaiting):
+        if self._transactions is not None or not self._hold(topic, value, key, partition, headers, timestamp, awaiting):  # its look-up waits, as nothing may be held back
             self._take(topic, value, key, partition, headers, timestamp, awaiting)
 
     def _hold(
