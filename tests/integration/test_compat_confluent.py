@@ -976,13 +976,19 @@ def test_a_transaction_moves_messages_and_offsets_at_once(servers: str, topic: s
     producer.begin_transaction()
     producer.produce(f"{topic}-out", "never")
     producer.abort_transaction()
-    with Producer({"bootstrap.servers": servers, "transactional.id": f"of-{topic}"}) as new:
-        new.init_transactions()
-        new.begin_transaction()
-        new.produce(f"{topic}-out", "new")
+    producer.close()
+
+
+def test_a_newer_producer_of_an_id_fences_the_older(servers: str, topic: str) -> None:
+    """The older one's commit is a fatal ``_FENCED``."""
+    settings = {"bootstrap.servers": servers, "transactional.id": f"fenced-{topic}"}
+    with Producer(settings) as old, Producer(settings) as new:
+        for producer in (old, new):
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce(topic, "one of the two")
         new.commit_transaction()
-        producer.begin_transaction()
-        producer.produce(f"{topic}-out", "zombie")
         with pytest.raises(KafkaException) as caught:
-            producer.commit_transaction()
-    assert caught.value.args[0] == KafkaError._FENCED  # noqa: SLF001
+            old.commit_transaction()
+    error = caught.value.args[0]
+    assert (error.code(), error.fatal()) == (KafkaError._FENCED, True)  # noqa: SLF001
