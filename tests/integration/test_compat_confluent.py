@@ -991,4 +991,4 @@ def test_a_newer_producer_of_an_id_fences_the_older(servers: str, topic: str) ->
         with pytest.raises(KafkaException) as caught:
             old.commit_transaction()
     error = caught.value.args[0]
-    assert (error.code(), error.fatal()) == (KafkaError._FENCED, True)  # noqa: SLF001
+    assert (error.code(), error.fatal()) == (KafkaError._FENCED, True)  # noqa: SLF001 librdkafka's name

@@ -772,8 +772,8 @@ def test_transactions_need_an_id_and_a_begin() -> None:
         for name in ("init_transactions", "begin_transaction", "commit_transaction"):
             with pytest.raises(KafkaException, match=r"transactional\.id") as caught:
                 getattr(plain, name)()
-            assert caught.value.args[0] == KafkaError._NOT_CONFIGURED  # noqa: SLF001
+            assert caught.value.args[0] == KafkaError._NOT_CONFIGURED  # noqa: SLF001 librdkafka's name
     with Producer({"bootstrap.servers": "127.0.0.1:1", "transactional.id": "t"}) as producer:
         with pytest.raises(KafkaException) as caught:
             producer.commit_transaction()
-        assert caught.value.args[0] == KafkaError._STATE  # noqa: SLF001
+        assert caught.value.args[0] == KafkaError._STATE  # noqa: SLF001 librdkafka's name

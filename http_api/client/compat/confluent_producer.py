@@ -409,7 +409,7 @@ class Producer:
         self._check_open()
         if not self._is_transactional:
             text = f"{call} requires transactional.id to be configured"
-            raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, text))  # noqa: SLF001
+            raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, text))  # noqa: SLF001 librdkafka's name
 
     @contextmanager
     def _transaction_errors(self) -> Iterator[None]:
@@ -417,7 +417,7 @@ class Producer:
         try:
             yield
         except FencedError as error:
-            fenced = KafkaError(KafkaError._FENCED, str(error), fatal=True)  # noqa: SLF001
+            fenced = KafkaError(KafkaError._FENCED, str(error), fatal=True)  # noqa: SLF001 librdkafka's name
             raise KafkaException(fenced) from error
         except QuorumlogError as error:
             is_state = isinstance(error, TransactionStateError)
