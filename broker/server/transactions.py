@@ -316,7 +316,7 @@ class TransactionRequests:
         place = TopicIdPartition(topic.topic_id, home_partition(request.id, topic))
         doubts: list[KafkaError] = []
 
-        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A | _NoTarget:
+        async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A | _Refusal:
             sent = _with_time(request, max(1, int(timeout_ms * ANSWER_SHARE)))
             try:
                 if registration.leader == self._config.broker_id:
@@ -328,8 +328,9 @@ class TransactionRequests:
                 return decode_home_answer(sent, answer)
             except KafkaError as error:
                 not_written = error.outcome is Outcome.NOT_WRITTEN
-                if not_written and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    return _NoTarget(error)
+                no_target = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if error.code in CERTAIN or (not_written and no_target):
+                    return _Refusal(error)
                 if not_written and error.code is ErrorCode.NOT_ENOUGH_REPLICAS:
                     raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from error
                 raise
@@ -340,15 +341,16 @@ class TransactionRequests:
             )
         except KafkaError as error:
             raise _told(error, doubts) from error
-        if isinstance(answer, _NoTarget):
+        if isinstance(answer, _Refusal):
             raise _told(answer.error, doubts)
         return answer
 
 
-class _NoTarget(NamedTuple):
-    """A home's answer that a target does not exist.
+class _Refusal(NamedTuple):
+    """A home's answer that stands in its log, or that a target does not exist.
 
-    The router would take the error for one of the way to the home, and repeat the request.
+    The router would take the error for one of the way to the home, or for one whose outcome a
+    repeat could tell, and repeat the request.
     """
 
     error: KafkaError

@@ -60,6 +60,9 @@ SMALL_MODULES: dict[str, str] = {  # file → why it stands alone below MODULE_L
     "raft_metadata/quorum/voter_node.py": (
         "the voter type that the library core, its adapters and the filter share"
     ),
+    "http_api/client/sdk/admin_transaction_steps.py": (
+        "an admin's calls about one kind of resource, as its siblings"
+    ),
     "http_api/contract/event_stream.py": (
         "the text of Server-Sent Events: media types and declarations name it, tails write it"
     ),

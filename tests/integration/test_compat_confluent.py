@@ -936,3 +936,59 @@ def test_cluster_of_an_admin(admin: AdminClient, topic: str) -> None:
     assert admin.poll(0) == 0
     with pytest.raises(TypeError, match="election_type"):
         admin.elect_leaders("preferred")  # type: ignore[arg-type]
+
+
+def test_a_transaction_moves_messages_and_offsets_at_once(servers: str, topic: str) -> None:
+    """The program of confluent-kafka's documentation, with the group learnt from its offsets."""
+    reports: list[tuple[Any, int | None]] = []
+    with Producer({"bootstrap.servers": servers}) as plain:
+        for number in range(4):
+            plain.produce(topic, str(number))
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": f"of-{topic}"})
+    producer.init_transactions()
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": f"of-{topic}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.subscribe([topic])
+    copied = 0
+    while copied < 4:
+        messages = consumer.consume(10, 1.0)
+        producer.begin_transaction()
+        for message in messages:
+            producer.produce(
+                f"{topic}-out",
+                message.value(),
+                callback=lambda error, message: reports.append((error, message.offset())),
+            )
+        positions = consumer.position(consumer.assignment())
+        producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata())
+        producer.commit_transaction()
+        copied += len(messages)
+    assert reports == [(None, number) for number in range(4)]
+    committed = consumer.committed(consumer.assignment())
+    assert sum(one.offset for one in committed if one.offset > 0) == 4
+    consumer.close()
+    producer.begin_transaction()
+    producer.produce(f"{topic}-out", "never")
+    producer.abort_transaction()
+    producer.close()
+
+
+def test_a_newer_producer_of_an_id_fences_the_older(servers: str, topic: str) -> None:
+    """The older one's commit is a fatal ``_FENCED``."""
+    settings = {"bootstrap.servers": servers, "transactional.id": f"fenced-{topic}"}
+    with Producer(settings) as old, Producer(settings) as new:
+        for producer in (old, new):
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce(topic, "one of the two")
+        new.commit_transaction()
+        with pytest.raises(KafkaException) as caught:
+            old.commit_transaction()
+    error = caught.value.args[0]
+    assert (error.code(), error.fatal()) == (KafkaError._FENCED, True)  # noqa: SLF001 librdkafka's name

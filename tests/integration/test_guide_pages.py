@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.support.documented_cluster import ROOT, DocumentedCluster, documented_cluster
 
+PROGRAM = re.compile(r"```python\n.*?```\n(?:\n```text\n.*?```\n)?", re.DOTALL)
 GUIDES = ROOT / "docs" / "guides"
 
 
@@ -28,3 +30,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DocumentedClust
 @pytest.mark.parametrize("guide", ["rest", "tails", "from-kafka", "groups"])
 def test_a_guide_goes_as_it_says(shared: DocumentedCluster, guide: str) -> None:
     shared.check((GUIDES / f"{guide}.md").read_text(encoding="utf-8"))
+
+
+def test_transactions_go_as_the_guide_says(shared: DocumentedCluster) -> None:
+    """Its programs run in the test of the SDK's guides."""
+    page = (GUIDES / "transactions.md").read_text(encoding="utf-8")
+    shared.check(PROGRAM.sub("", page))

@@ -19,6 +19,7 @@ PAGES = (
     "docs/guides/confluent-kafka.md",
     "docs/guides/aiokafka.md",
     "docs/guides/idempotence.md",
+    "docs/guides/transactions.md",
 )
 EXAMPLE = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
 

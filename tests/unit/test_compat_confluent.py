@@ -651,7 +651,6 @@ def test_keywords_and_topic_settings_are_read() -> None:
         ("partitioner", "murmur2"),
         ("partitioner", "murmur2_random"),
         ("partitioner_cb", print),
-        ("transactional.id", "x"),
         ("security.protocol", "nope"),
         ("ssl.keystore.location", "x.jks"),
         ("enable.ssl.certificate.verification", False),
@@ -741,8 +740,7 @@ def test_statistics_are_json() -> None:
 
 
 def test_calls_that_are_not_supported_say_so() -> None:
-    """Transactions, access rules and SCRAM credentials raise an exception that names the call."""
-    producer: Any = Producer({"bootstrap.servers": "127.0.0.1:1"})
+    """Access rules and SCRAM credentials raise an exception that names the call."""
     admin: Any = AdminClient({"bootstrap.servers": "127.0.0.1:1"})
     rule = AclBinding(
         ResourceType.TOPIC,
@@ -755,19 +753,27 @@ def test_calls_that_are_not_supported_say_so() -> None:
     )
     deletion = UserScramCredentialDeletion("u", ScramMechanism.SCRAM_SHA_256)
     calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (producer.init_transactions, ()),
-        (producer.begin_transaction, ()),
-        (producer.send_offsets_to_transaction, ([], None)),
-        (producer.commit_transaction, ()),
-        (producer.abort_transaction, ()),
         (admin.create_acls, ([rule],)),
         (admin.describe_acls, (rule,)),
         (admin.delete_acls, ([rule],)),
         (admin.describe_user_scram_credentials, ()),
         (admin.alter_user_scram_credentials, ([deletion],)),
     ]
-    with admin, producer:
+    with admin:
         for call, arguments in calls:
             with pytest.raises(KafkaException, match=call.__name__) as caught:
                 call(*arguments)
             assert caught.value.args[0] == LocalCode.NOT_IMPLEMENTED
+
+
+def test_transactions_need_an_id_and_a_begin() -> None:
+    """Without ``transactional.id`` a call says so; without a begin it is out of order."""
+    with Producer({"bootstrap.servers": "127.0.0.1:1"}) as plain:
+        for name in ("init_transactions", "begin_transaction", "commit_transaction"):
+            with pytest.raises(KafkaException, match=r"transactional\.id") as caught:
+                getattr(plain, name)()
+            assert caught.value.args[0] == KafkaError._NOT_CONFIGURED  # noqa: SLF001 librdkafka's name
+    with Producer({"bootstrap.servers": "127.0.0.1:1", "transactional.id": "t"}) as producer:
+        with pytest.raises(KafkaException) as caught:
+            producer.commit_transaction()
+        assert caught.value.args[0] == KafkaError._STATE  # noqa: SLF001 librdkafka's name

@@ -177,6 +177,11 @@ class ConsumerDoor(sdk.Consumer[bytes | None, bytes | None]):
         member = self._work.membership
         return None if member.epoch is None else member.member_id
 
+    def expected_offsets(self) -> dict[Place, int] | None:
+        """Return the committed offsets of partitions assigned by hand; None for a subscriber."""
+        work = self._work
+        return work.positions.expected if work.membership.subscription is None else None
+
     def member_epoch(self) -> int:
         """Return the epoch of this member; -1 while it is in no group."""
         epoch = self._work.membership.epoch
@@ -199,9 +204,17 @@ class ConsumerDoor(sdk.Consumer[bytes | None, bytes | None]):
 class ConsumerGroupMetadata:
     """Place of a consumer in its group, for transactional producers; opaque to programs."""
 
-    __slots__ = ("group_id", "member_epoch", "member_id")
+    __slots__ = ("expected", "group_id", "member_epoch", "member_id")
 
-    def __init__(self, group_id: str, member_id: str | None, member_epoch: int) -> None:
+    def __init__(
+        self,
+        group_id: str,
+        member_id: str | None,
+        member_epoch: int,
+        expected: dict[Place, int] | None = None,
+    ) -> None:
+        self.expected = expected
+        """Committed offsets that are compared where no member is named; None: it has to be one."""
         self.group_id = group_id
         self.member_id = member_id
         self.member_epoch = member_epoch
@@ -728,7 +741,10 @@ class Consumer:
         self._check_open()
         assert self._group_id is not None
         return ConsumerGroupMetadata(
-            self._group_id, self._sdk.member_id(), self._sdk.member_epoch()
+            self._group_id,
+            self._sdk.member_id(),
+            self._sdk.member_epoch(),
+            self._sdk.expected_offsets(),
         )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:

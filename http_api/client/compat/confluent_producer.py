@@ -7,7 +7,8 @@ Differences from confluent-kafka:
   empty key is hashed, too. Other partitioners are refused.
 - Writes are idempotent unless ``enable.idempotence=False`` is set.
 - A record that failed and has no callback is logged, and passed to ``error_cb``.
-- Transactions are not supported; their methods raise ``_NOT_IMPLEMENTED``.
+- In a transaction messages have offsets, and callbacks run, at its end; the first message of a
+  topic waits for the topic's look-up. ``transaction.timeout.ms`` means nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import RLock
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,8 +25,10 @@ from typing import Any, Final, Self
 from http_api.client.client_errors import (
     BufferFullError,
     ClosedError,
+    FencedError,
     InvalidRecordError,
     QuorumlogError,
+    TransactionStateError,
 )
 from http_api.client.compat.confluent_errors import (
     KafkaError,
@@ -32,7 +36,6 @@ from http_api.client.compat.confluent_errors import (
     event_error,
     kafka_error,
     kafka_exceptions,
-    not_implemented,
 )
 from http_api.client.compat.confluent_messages import ANY_PARTITION, Message, report_of
 from http_api.client.compat.confluent_metadata import ClusterMetadata, read_cluster
@@ -44,7 +47,12 @@ from http_api.client.compat.confluent_settings import (
 )
 from http_api.client.compat.kafka_codes import LocalCode
 from http_api.client.compat.polled_producer import PolledProducer, Report, report_error
-from http_api.client.sdk.record_types import Record
+from http_api.client.sdk.record_types import (
+    ConsumerGroupMetadata,
+    Receipt,
+    Record,
+    TopicPartition,
+)
 from raft_metadata.common.clock import SystemClock
 
 DeliveryCallback = Callable[[KafkaError | None, Message], object]
@@ -112,6 +120,9 @@ class Producer:
         self._is_closed = False
         sdk_settings = {**DEFAULTS, **settings.sdk}
         sdk_settings |= {"value_format": "binary", "key_format": "binary", "max_block_ms": 0}
+        self._is_transactional = sdk_settings.get("transactional_id") is not None
+        if self._is_transactional:
+            sdk_settings["max_block_ms"] = round(QUESTION_S * _MS)
         _add_callbacks(sdk_settings, callbacks, self._events)
         with kafka_exceptions("Producer"):
             self._sdk = PolledProducer(sdk_settings)
@@ -155,6 +166,8 @@ class Producer:
         if self._room <= 0:
             self._make_room()
         awaiting = on_delivery or callback or self._on_delivery
+        if awaiting is not None and self._is_transactional:
+            awaiting = self._ends_in_transaction(awaiting, time.monotonic())
         put = self._take if topic in self._known else self._put
         try:
             put(
@@ -347,26 +360,100 @@ class Producer:
     # transactions
 
     def init_transactions(self, timeout: float | None = -1) -> None:
-        """Raise ``_NOT_IMPLEMENTED``."""
-        raise not_implemented("init_transactions")
+        """Fence the producer's former life; waits up to ``timeout`` seconds, -1: a minute."""
+        self._in_transaction("init_transactions")
+        with self._transaction_errors():
+            self._sdk.init_transactions(_limit(timeout))
 
     def begin_transaction(self) -> None:
-        """Raise ``_NOT_IMPLEMENTED``."""
-        raise not_implemented("begin_transaction")
+        """Begin a transaction: what is produced from here on is in it."""
+        self._in_transaction("begin_transaction")
+        with self._transaction_errors():
+            self._sdk.begin_transaction()
 
     def send_offsets_to_transaction(
-        self, positions: object, group_metadata: object, timeout: float | None = -1
+        self, positions: Any, group_metadata: Any, timeout: float | None = -1
     ) -> None:
-        """Raise ``_NOT_IMPLEMENTED``."""
-        raise not_implemented("send_offsets_to_transaction")
+        """Commit a consumer's offsets with the open transaction.
+
+        Args:
+            positions: What `Consumer.position` returned.
+            group_metadata: What `Consumer.consumer_group_metadata` returned.
+            timeout: Seconds; -1: a minute.
+        """
+        self._in_transaction("send_offsets_to_transaction")
+        with self._transaction_errors():
+            offsets = [
+                TopicPartition(one.topic, one.partition, one.offset, metadata=one.metadata or "")
+                for one in positions
+                if one.offset >= 0
+            ]
+            self._sdk.send_offsets_to_transaction(
+                offsets, _metadata_of(group_metadata), _limit(timeout)
+            )
 
     def commit_transaction(self, timeout: float | None = -1) -> None:
-        """Raise ``_NOT_IMPLEMENTED``."""
-        raise not_implemented("commit_transaction")
+        """Commit the open transaction, and run its callbacks; it may be repeated."""
+        self._in_transaction("commit_transaction")
+        with self._transaction_errors():
+            self._sdk.commit_transaction(_limit(timeout))
 
     def abort_transaction(self, timeout: float | None = -1) -> None:
-        """Raise ``_NOT_IMPLEMENTED``."""
-        raise not_implemented("abort_transaction")
+        """Abort the open transaction, and run its callbacks."""
+        self._in_transaction("abort_transaction")
+        with self._transaction_errors():
+            self._sdk.abort_transaction(_limit(timeout))
+
+    def _in_transaction(self, call: str) -> None:
+        """Raise unless the producer has a transactional id."""
+        self._check_open()
+        if not self._is_transactional:
+            text = f"{call} requires transactional.id to be configured"
+            raise KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, text))  # noqa: SLF001 librdkafka's name
+
+    @contextmanager
+    def _transaction_errors(self) -> Iterator[None]:
+        """Raise errors of the SDK as librdkafka says them."""
+        try:
+            yield
+        except FencedError as error:
+            fenced = KafkaError(KafkaError._FENCED, str(error), fatal=True)  # noqa: SLF001 librdkafka's name
+            raise KafkaException(fenced) from error
+        except QuorumlogError as error:
+            is_state = isinstance(error, TransactionStateError)
+            found = kafka_error(error, number=LocalCode.STATE if is_state else None)
+            must_abort = not is_state and not error.retriable and self._sdk.has_open_transaction
+            raise KafkaException(
+                KafkaError(
+                    found.code(),
+                    str(error),
+                    retriable=error.retriable,
+                    txn_requires_abort=must_abort,
+                )
+            ) from error
+
+    def _ends_in_transaction(self, callback: DeliveryCallback, began_s: float) -> Any:
+        """Return the SDK's callback that calls the program's, at the end of its transaction."""
+
+        def on_delivery(error: QuorumlogError | None, receipt: Receipt) -> None:
+            failure = None if error is None else report_error(error)
+            if failure is None and self._reports_errors_only:
+                return
+            known = receipt.offset is not None and receipt.offset >= 0
+            record = Record(
+                receipt.topic,
+                receipt.partition,
+                receipt.offset if known and receipt.offset is not None else -1001,
+                receipt.timestamp or 0,
+                "create",
+                [],
+                _as_bytes(receipt.key),
+                _as_bytes(receipt.value),
+                -1,
+            )
+            callback(failure, report_of(record, failure, time.monotonic() - began_s))
+
+        return on_delivery
 
     # the end
 
@@ -449,3 +536,15 @@ def _produce_error(error: QuorumlogError) -> Exception:
         is_kind = "expected bytes or str" in str(error) or str(error).startswith("header")
         return TypeError(str(error)) if is_kind else KafkaException(kafka_error(error))
     return KafkaException(kafka_error(error))
+
+
+def _limit(timeout: float | None) -> float | None:
+    """Return a time limit as the SDK takes it."""
+    return None if timeout is None or timeout < 0 else timeout
+
+
+def _metadata_of(given: Any) -> ConsumerGroupMetadata:
+    """Return a consumer's metadata as the SDK's producers take it."""
+    if given.member_id is None and given.expected is not None:
+        return ConsumerGroupMetadata(given.group_id, expected=given.expected)
+    return ConsumerGroupMetadata(given.group_id, given.member_id or "", max(given.member_epoch, 0))

@@ -89,6 +89,7 @@ OF_PRODUCER: Final = {
     "queue.buffering.max.kbytes": "buffer_memory",
     "message.timeout.ms": "delivery_timeout_ms",
     "delivery.timeout.ms": "delivery_timeout_ms",
+    "transactional.id": "transactional_id",
     "max.in.flight": "max_in_flight",
     "max.in.flight.requests.per.connection": "max_in_flight",
     "retry.backoff.ms": "retry_backoff_ms",
@@ -224,7 +225,6 @@ WITHOUT_EFFECT: Final = frozenset(
 )
 """librdkafka's settings that mean nothing here; they cause a warning."""
 REFUSED: Final = {
-    "transactional.id": "transactions are not supported",
     "enable.gapless.guarantee": "use enable.idempotence",
     "partitioner_cb": "keys land by crc32; pass partition= to produce",
     "msg_order_cmp": "records of a partition keep their order",

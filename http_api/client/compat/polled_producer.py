@@ -91,7 +91,8 @@ class PolledProducer(sdk.Producer):
 
         Raises what the SDK's `produce` does.
         """
-        if not self._hold(topic, value, key, partition, headers, timestamp, awaiting):
+        waits = self._transactions is not None  # for the look-up: nothing may be held back
+        if waits or not self._hold(topic, value, key, partition, headers, timestamp, awaiting):
             self._take(topic, value, key, partition, headers, timestamp, awaiting)
 
     def _hold(

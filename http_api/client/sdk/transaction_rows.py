@@ -86,6 +86,8 @@ class OpenTransaction:
         self._open: dict[str, TransactionChunk] = {}
         """The open chunk of each topic, the oldest first."""
         self.sealed: list[TransactionChunk] = []
+        self.told = 0
+        """Sealed chunks of which the stagers were told."""
         self.to_stage: deque[TransactionChunk] = deque()
         self.under_way = 0
         """Chunks that are being staged."""
