@@ -198,7 +198,9 @@ class Home:
             ]
             self._completion.add(self._home(), positions)
 
-    def _turn(self, turn: Callable[[Any, HomeState], tuple[T, Records]]) -> T:
+    def _turn(
+        self, turn: Callable[[Any, HomeState], tuple[T, Records]], *, is_unhurried: bool = False
+    ) -> T:
         """Make a turn of the home: its records are one decision of the shard (rule S1)."""
         self._home()
 
@@ -209,7 +211,7 @@ class Home:
             state.apply(*(ShardRecord(key, value) for key, value in records))
             return answer
 
-        return self._shard.decide(decision)
+        return self._shard.decide(decision, is_unhurried=is_unhurried)
 
     # ---- requests
 
@@ -428,7 +430,8 @@ class Home:
     def _record_complete(self, decision: OpenDecision) -> bool:
         """Record a completion, for which no client waits; return False if it must be tried again.
 
-        A home that does not find the record sends the units once more, and is answered at once.
+        A home that does not find the record sends the units once more, and is answered at once. So
+        it is no append of its own, as a rule: it rides with the home's next decision.
         """
 
         def turn(state: Any, home: HomeState) -> tuple[None, Records]:
@@ -440,7 +443,7 @@ class Home:
             )
 
         try:
-            self._turn(turn)
+            self._turn(turn, is_unhurried=True)
         except KafkaError:
             return False
         return True

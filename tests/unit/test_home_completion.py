@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from broker.coordinator.home import Home, HomePorts, Missing
-from broker.coordinator.records import decode_record
+from broker.coordinator.records import ShardRecord, decode_record
 from broker.coordinator.shard import Shard
 from broker.coordinator.transaction_shard import TransactionShard
 from broker.record.batch import RecordFormat
@@ -25,7 +25,7 @@ from broker.transactions.home_messages import (
     InitId,
     UnitsApplied,
 )
-from broker.transactions.home_records import Target
+from broker.transactions.home_records import Target, TransactionValue
 from broker.transactions.home_state import HomeLimits
 from broker.transactions.messages import (
     NO_GROUP,
@@ -123,6 +123,7 @@ class Led:
     home: Home
     shard: TransactionShard
     run: asyncio.Task[None]
+    appends: list[list[ShardRecord]]
 
     async def ready(self) -> Led:
         async with asyncio.timeout(5):
@@ -163,9 +164,8 @@ class World:
             limits=HomeLimits,
         )
         home = Home(shard, NUMBERING, ports, self.tasks.create_task)
-        led = Led(
-            self.log, self.targets, self.stages, home, shard, self.tasks.create_task(shard.run())
-        )
+        run = self.tasks.create_task(shard.run())
+        led = Led(self.log, self.targets, self.stages, home, shard, run, memory.appends)
         self.led.append(led)
         return await led.ready()
 
@@ -221,6 +221,41 @@ async def test_a_one_shot_is_complete_once_its_targets_have_it() -> None:
         again = await led.home.answer(request)
         assert again.placed == outcome.placed
         assert len(here.targets.asked) == 2
+
+
+def completions(led: Led) -> list[int]:
+    """Number of COMPLETE records in each append of a home."""
+    return [
+        sum(
+            isinstance(entry.value, TransactionValue)
+            and entry.value.state is TransactionState.COMPLETE
+            for entry in append
+        )
+        for append in led.appends
+    ]
+
+
+async def test_rule_s2_a_completion_rides_with_the_next_decision() -> None:
+    async with world() as here:
+        led = await here.lead()
+        for key in "abc":
+            await led.home.answer(one_shot(key, rows(DEBITS, 1)))
+        assert completions(led) == [0, 1, 1]
+
+
+async def test_rule_s2_a_completion_that_no_decision_follows_is_recorded_too() -> None:
+    async with world() as here:
+        led = await here.lead()
+        await led.home.answer(one_shot("a", rows(DEBITS, 1)))
+        await until(lambda: completions(led) == [0, 1])
+
+
+async def test_rule_s2_a_repeat_hears_of_a_completion_that_is_recorded() -> None:
+    async with world() as here:
+        led = await here.lead()
+        for _ in range(2):
+            await led.home.answer(one_shot("a", rows(DEBITS, 1)))
+        assert completions(led) == [0, 1]
 
 
 async def test_rule_s1_nothing_is_sent_before_the_decision_is_committed() -> None:
