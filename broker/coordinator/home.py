@@ -280,9 +280,14 @@ class Home:
             await self._ports.image.know([part.target for part in parts])
         rounds = 0
         while True:
-            verdict = self._turn(
-                partial(self._judge, request=request, parts=parts, prepared=prepared)
+            judge = partial(
+                self._judge,
+                request=request,
+                parts=parts,
+                prepared=prepared,
+                deadline_ms=deadline_ms,
             )
+            verdict = self._turn(judge)
             match verdict:
                 case Decided():
                     await self._settled(verdict)
@@ -321,6 +326,7 @@ class Home:
         request: CommitPosition,
         parts: Sequence[Part] | Missing | None,
         prepared: object,
+        deadline_ms: int,
     ) -> tuple[Decided | MustWait | _NeedsParts, Records]:
         """Judge, check and decide in one turn; all fences are looked at here (rules S6, S8)."""
         content = Content(request.id, request.position, request.digest)
@@ -339,6 +345,10 @@ class Home:
             raise KafkaError(ErrorCode.STAGE_INCOMPLETE, parts.reason)
         if home_decisions.is_below_horizon(home, parts):
             return _NeedsParts(), ()
+        if self._now_ms() > deadline_ms:
+            # A repeat may have been decided, and be forgotten by now (rule S12).
+            text = "its time was over before it could be decided"
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text, outcome=Outcome.NOT_WRITTEN)
         for target in dict.fromkeys(part.target for part in parts):
             self._ports.image.check_able(target)
         decision = Decision(

@@ -150,7 +150,8 @@ class Stages:
         At least one; None for a place below the log start.
 
         Raises:
-            KafkaError: NOT_LEADER_OR_FOLLOWER; OFFSET_NOT_AVAILABLE, a place is not committed.
+            KafkaError: NOT_LEADER_OR_FOLLOWER; OFFSET_NOT_AVAILABLE, a place is not committed;
+                KAFKA_STORAGE_ERROR, no staged rows stand there, or they are damaged.
         """
         place = self.find(request.partition).place
         found: list[TargetRows | None] = []
@@ -159,7 +160,11 @@ class Stages:
             replica, _ = self._ports.local.leading(place)
             if offset >= replica.partition.high_watermark:
                 raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
-            rows = await read_place(replica, offset)
+            try:
+                rows = await read_place(replica, offset)
+            except StorageError as error:
+                # An unclean election may have put something else there: the unit waits, not more.
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
             found.append(rows)
             size += 0 if rows is None else len(rows.records)
             if size >= READ_BYTES_MAX:

@@ -317,6 +317,9 @@ class TransactionRequests:
         doubts: list[KafkaError] = []
 
         async def attempt(registration: PartitionRegistration, timeout_ms: int) -> A | _Refusal:
+            if self._clock.monotonic_ms() > deadline_ms:
+                # This broker stood still: what an earlier attempt decided may be forgotten (S12).
+                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "its time is over")
             sent = _with_time(request, max(1, int(timeout_ms * ANSWER_SHARE)))
             try:
                 if registration.leader == self._config.broker_id:

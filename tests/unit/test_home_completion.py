@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -25,7 +25,7 @@ from broker.transactions.home_messages import (
     InitId,
     UnitsApplied,
 )
-from broker.transactions.home_records import Target, TransactionValue
+from broker.transactions.home_records import StagedPlace, Target, TransactionValue
 from broker.transactions.home_state import HomeLimits
 from broker.transactions.messages import (
     NO_GROUP,
@@ -423,6 +423,26 @@ async def test_rule_s9_missing_chunks_are_told_after_a_second_look_at_the_positi
         here.stages.may_answer.set()
         outcome: TransactionOutcome = await late
         assert outcome.state is TransactionState.COMPLETE
+
+
+async def test_rule_s12_nothing_is_decided_behind_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker stood still while a stage was asked: the key may be forgotten meanwhile."""
+    async with world() as here:
+        led = await here.lead()
+        here.stages.found = [Part(DEBITS, 1, StagedPlace(PartitionId(0), 0))]
+        request = replace(one_shot("a"), attempts=(AttemptNamed("1.0", 1, 1),))
+        late = asyncio.create_task(led.home.answer(request))
+        await here.stages.asked.wait()
+        later_ms = SystemClock().monotonic_ms() + 600_000
+        monkeypatch.setattr(SystemClock, "monotonic_ms", lambda _: later_ms)
+        here.stages.may_answer.set()
+        with pytest.raises(KafkaError) as caught:
+            await late
+        expected = (ErrorCode.REQUEST_TIMED_OUT, Outcome.NOT_WRITTEN)
+        assert (caught.value.code, caught.value.outcome) == expected
+        assert not here.log.entries
 
 
 async def test_a_commit_that_its_client_left_is_completed_all_the_same() -> None:

@@ -150,6 +150,17 @@ async def test_rule_s10_rows_come_from_the_stages_leader_and_are_gone_where_it_i
     assert caught.value.code is ErrorCode.OFFSET_NOT_AVAILABLE
 
 
+async def test_a_place_that_holds_no_rows_any_more_is_an_error_that_may_be_asked_again(
+    asker: Asker,
+) -> None:
+    """An unclean election put something else there: no broker ends because of that."""
+    asker.stage.proof.proven = False
+    await asker.requests.parts(ID, (1, 0), [AttemptNamed("1.0", 1, 1)], 1_000)  # writes a probe
+    with pytest.raises(KafkaError) as caught:
+        await asker.requests.rows_of([StagedPlace(STAGE, 0)])
+    assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
 async def test_attempts_of_all_stages_are_listed(asker: Asker) -> None:
     await asker.put(0)
     ((id_, found),) = await asker.requests.attempts()

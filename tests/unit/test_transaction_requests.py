@@ -1,0 +1,58 @@
+"""Requests of transactions on the broker that received them: repeats, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.server.router import LeaderRouter
+from broker.server.transactions import TransactionRequests
+from broker.transactions.messages import NO_GROUP, TransactionalId
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from tests.support.one_broker import ME, TOPIC, image
+
+PRODUCER = TransactionalId(NO_GROUP, "teller")
+LOST = KafkaError(ErrorCode.NETWORK_EXCEPTION, "the connection broke", outcome=Outcome.UNKNOWN)
+
+
+class Standstill:
+    """A broker that leads the home and stands still for ten minutes between two attempts."""
+
+    def __init__(self) -> None:
+        self.image = image(1, (ME,), ME)
+        self.broker_id = ME
+        self.now_ms = 0
+        self.attempts = 0
+
+    def static(self) -> None:
+        return None
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    async def changed(self) -> None:
+        self.now_ms += 600_000
+        await asyncio.sleep(0)
+
+    async def existing(self, _name: str) -> Any:
+        return self.image.topics[TOPIC]
+
+    async def answer_id(self, _request: object) -> object:
+        self.attempts += 1
+        if self.attempts == 1:
+            raise LOST
+        return SimpleNamespace()
+
+
+async def test_rule_s12_no_attempt_is_made_behind_the_deadline() -> None:
+    """The first attempt was decided, and its key is forgotten by now: it would be written twice."""
+    here = cast("Any", Standstill())
+    router = LeaderRouter(here, here, here)
+    requests = TransactionRequests(here, router, here, here, here, here, here, here)
+    with pytest.raises(KafkaError) as caught:
+        await requests.init(PRODUCER, 60_000)
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert here.attempts == 1
