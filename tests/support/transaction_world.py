@@ -684,9 +684,9 @@ class World:
             if kind == 0:
                 raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
             if kind == 1:
-                self.start(self._later(there(self.nodes[number])))
+                self.start(self._later(there, self.nodes[number]))
                 raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
-            self.start(self._later(there(self.nodes[number])))
+            self.start(self._later(there, self.nodes[number]))
             self.figures["doubled"] += 1
         answer = await there(self.nodes[number])
         await asyncio.sleep(chance.random() * 0.01)
@@ -694,10 +694,10 @@ class World:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
         return answer
 
-    async def _later(self, work: Awaitable[Any]) -> None:
+    async def _later(self, there: Callable[[Node], Awaitable[Any]], node: Node) -> None:
         await asyncio.sleep(self.chance.random() * self.chance.choice([0.1, 3]))
         try:
-            await work
+            await there(node)
         except KafkaError:
             pass
 
