@@ -295,9 +295,10 @@ async def tell(seed: int) -> World:
     if world.violation is None:
         await world.drain()
     ticking.cancel()
-    for task in list(world.tasks):
+    left = list(world.tasks)
+    for task in left:
         task.cancel()
-    await asyncio.sleep(0)
+    await asyncio.gather(*left, return_exceptions=True)
     return world
 
 

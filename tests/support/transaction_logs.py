@@ -274,7 +274,7 @@ class ReplicatedLog:
 
     def trim(self, start: int) -> None:
         """Move the log start; whoever starts over is told of the producers below it."""
-        start = min(start, self.committed)
+        start = min(start, self.view.high_watermark)  # a leader trims what it knows is committed
         if start <= self.start:
             return
         known = self.view.producers.as_of(self.view.high_watermark)

@@ -47,6 +47,7 @@ from broker.transactions.messages import (
     AttemptNamed,
     NumberedPosition,
     ProducerInitialized,
+    ProducerPosition,
     TargetRows,
     TransactionalId,
     TransactionOutcome,
@@ -230,9 +231,8 @@ class Truth:
         is_once = content.told == "once" and content.asked == 1
         self.hold("refused wrongly", not is_refused, f"{value.digest} is decided later")
         self.hold("told not written", not is_once, f"{value.digest} is decided later")
-        if content.number not in self.world.doubled:
-            again = value.digest in self.decided_digests and value.digest not in self.excused
-            self.hold("S7", not again, f"{value.digest} is decided twice")
+        again = value.digest in self.decided_digests and value.digest not in self.excused
+        self.hold("S7", not again, f"{value.digest} is decided twice")
         self.decided_digests.add(value.digest)
 
     # what targets commit
@@ -301,7 +301,7 @@ class Truth:
             case TransactionOutcome() if content is not None:
                 self._told_outcome(request, content, answer)
             case KafkaError() if content is not None:
-                self._told_error(content, answer)
+                self._told_error(request, content, answer)
             case _:
                 pass
 
@@ -331,12 +331,13 @@ class Truth:
         if place is not None:
             self.hold("wrong offset", place[1] == offset, f"{rows[0]} at {place}, told {offset}")
 
-    def _told_error(self, content: Content, error: KafkaError) -> None:
+    def _told_error(self, request: HomeRequest[Any], content: Content, error: KafkaError) -> None:
         self.world.figures[f"told {error.code.name}"] += 1
         if error.outcome is not Outcome.NOT_WRITTEN or self.excused:
             return
         is_decided = content.digest in self.decided_digests
-        if error.code in FOR_GOOD and content.number not in self.world.doubled:
+        self._check_fence(request, content, error)
+        if error.code in FOR_GOOD:
             self.hold("refused wrongly", not is_decided, f"{content.number} is decided: {error}")
             content.told = "not_written"
         elif error.code is ErrorCode.STAGE_INCOMPLETE:
@@ -346,6 +347,16 @@ class Truth:
         elif content.asked == 1:
             self.hold("told not written", not is_decided, f"{content.number} is decided: {error}")
             content.told = content.told or "once"
+
+    def _check_fence(self, request: HomeRequest[Any], content: Content, error: KafkaError) -> None:
+        """A fence that does not hold in the newest state was told by an older leader (rule G3)."""
+        position = request.position if isinstance(request, CommitPosition) else None
+        if error.code is ErrorCode.PRODUCER_FENCED and isinstance(position, ProducerPosition):
+            is_present = self.epochs.get(request.id) == position.epoch
+            self.hold("refused wrongly", not is_present, f"{request.id} {position}: {error}")
+        if error.code is ErrorCode.OFFSET_NOT_EXPECTED and content.moves is not None:
+            is_present = content.moves[0] == self.offset
+            self.hold("refused wrongly", not is_present, f"{content.moves}: {error}")
 
 
 class Node:
@@ -602,8 +613,6 @@ class World:
         self.truth = Truth(self)
         self.topics: dict[TopicId, None] = dict.fromkeys(map(TopicId, ("a", "b", "c0", "out")))
         self.deleted: set[TopicId] = set()
-        self.doubled: set[int] = set()
-        """Contents that may be decided at several positions."""
         self.metadata_offset = 1
         self.calm = False
         self.lives = 0
@@ -675,9 +684,9 @@ class World:
             if kind == 0:
                 raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
             if kind == 1:
-                self.start(self._later(there(self.nodes[number])))
+                self.start(self._later(there, self.nodes[number]))
                 raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
-            self.start(self._later(there(self.nodes[number])))
+            self.start(self._later(there, self.nodes[number]))
             self.figures["doubled"] += 1
         answer = await there(self.nodes[number])
         await asyncio.sleep(chance.random() * 0.01)
@@ -685,10 +694,10 @@ class World:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
         return answer
 
-    async def _later(self, work: Awaitable[Any]) -> None:
+    async def _later(self, there: Callable[[Node], Awaitable[Any]], node: Node) -> None:
         await asyncio.sleep(self.chance.random() * self.chance.choice([0.1, 3]))
         try:
-            await work
+            await there(node)
         except KafkaError:
             pass
 
@@ -764,8 +773,8 @@ class World:
         self.figures["topics deleted"] += 1
         if self.chance.random() < 0.5:
             # Decisions for it are open when the home moves to a broker that does not know it yet.
-            self.stick(f"{new}-0", 1.5)
-            delay_s = 0.5 + self.chance.random()
+            self.shorten(f"{new}-0", 3)
+            delay_s = 0.6 + self.chance.random() * 0.6
             asyncio.get_running_loop().call_later(delay_s, self.elect, HOMES[0])
 
     def fault(self) -> None:
@@ -787,10 +796,7 @@ class World:
             self.stick(chance.choice(["a-0", "b-0"]), 1.5)
             asyncio.get_running_loop().call_later(chance.random(), self.elect, HOMES[0])
         elif kind == 4:
-            self.logs[name].is_short = True
-            asyncio.get_running_loop().call_later(
-                chance.random() * 2, setattr, self.logs[name], "is_short", False
-            )
+            self.shorten(name, chance.random() * 2)
         elif kind == 5:
             chance.choice(self.nodes).catch_up()
         elif kind == 6:
@@ -804,6 +810,12 @@ class World:
         log = self.logs[name]
         log.is_stuck = True
         asyncio.get_running_loop().call_later(for_s, setattr, log, "is_stuck", False)
+
+    def shorten(self, name: str, for_s: float) -> None:
+        """Let a partition refuse appends for some time: too few replicas are in sync."""
+        log = self.logs[name]
+        log.is_short = True
+        asyncio.get_running_loop().call_later(for_s, setattr, log, "is_short", False)
 
     async def make_trouble(self) -> None:
         """Do unkind things until all is calm; homes tick meanwhile."""

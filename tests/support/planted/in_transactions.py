@@ -46,7 +46,7 @@ def _apply_before_commit(patch: Patch) -> None:
     patch.setattr(Home, "_turn", turn)
 
 
-@transaction_fault("rule S1: a decision behind the committed one of its id is sent", "T7", first=2)
+@transaction_fault("rule S1: a decision behind the committed one of its id is sent", "T7", first=19)
 def _newest_is_sent(patch: Patch) -> None:
     real = Home._on_committed
 
@@ -64,7 +64,9 @@ def _newest_is_sent(patch: Patch) -> None:
     patch.setattr(Home, "_on_committed", on_committed)
 
 
-@transaction_fault("rule S1: a new home completes what is not known to be committed", "T7", "T9")
+@transaction_fault(
+    "rule S1: a new home completes what is not known to be committed", "T7", "T9", first=27
+)
 def _load_uncommitted(patch: Patch) -> None:
     patch.setattr(HomeLog, "until_committed", _at_once)
 
@@ -127,7 +129,7 @@ def _already_uncommitted(patch: Patch) -> None:
     patch.setattr(UnitAppends, "_until_committed", _at_once)
 
 
-@transaction_fault("rule S4: units of one request don't follow each other", "broken", first=40)
+@transaction_fault("rule S4: units of one request don't follow each other", "broken", first=11)
 def _units_part(patch: Patch) -> None:
     real = Completion._next_request
 
@@ -143,7 +145,7 @@ def _units_part(patch: Patch) -> None:
     patch.setattr(Completion, "_next_request", next_request)
 
 
-@transaction_fault("rule S5: whoever starts over is told of no home", "S5", "T10", "T11")
+@transaction_fault("rule S5: whoever starts over is told of no home", "S5", "T10", "T11", first=9)
 def _start_over_empty(patch: Patch) -> None:
     real = ReplicatedLog.trim
 
@@ -181,7 +183,7 @@ def _index_forgotten(patch: Patch) -> None:
     patch.setattr(stage_leader, "decode_head", lambda _: None)
 
 
-@transaction_fault("rule S11: deleted is judged by any image", "T6", "S2", "told ok wrongly")
+@transaction_fault("rule S11: deleted is judged by any image", "T6", "S5", "S2", first=144)
 def _deleted_by_old_image(patch: Patch) -> None:
     real = Targets.is_deleted
     patch.setattr(Targets, "is_deleted", lambda self, target, _: real(self, target, 0))
