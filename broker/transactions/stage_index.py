@@ -138,6 +138,8 @@ class StageIndex:
         """Bytes of all places, released ones included."""
         self.appended_bytes = 0
         """Bytes of all places ever folded."""
+        self.living_bytes = 0
+        """Bytes of the places that no home has let go."""
         self._parts: list[ChunkHead] = []
         """Heads of a chunk of which more records follow."""
         self._parts_base = -1
@@ -210,6 +212,7 @@ class StageIndex:
         self.homes.setdefault(self.home_of(key.id), {})[base] = None
         self.stored_bytes += stored
         self.appended_bytes += stored
+        self.living_bytes += stored
 
     def trim(self, log_start: int, most: int = PLACES_MAX) -> bool:
         """Forget places below the new log start, at most so many; return True if more are left."""
@@ -345,8 +348,9 @@ class StageIndex:
     def _end_of_life(self, place: ChunkPlace) -> None:
         key = place.chunk.key
         attempt, home = self.attempts.get((key.id, key.attempt_id)), self.home_of(key.id)
-        if attempt is not None:
-            attempt.living.pop(place.base, None)
+        if attempt is not None and place.base in attempt.living:
+            del attempt.living[place.base]
+            self.living_bytes -= place.stored_bytes
         living = self.homes.get(home, {})
         living.pop(place.base, None)
         if not living:
@@ -368,9 +372,13 @@ class StageIndex:
         """Return whether a copy was appended behind this place, committed or not."""
         return place.chunk.places[-1] is not place
 
-    def bytes_behind(self, place: ChunkPlace) -> int:
-        """Return the bytes that were appended behind a place."""
-        return self.appended_bytes - place.before_bytes - place.stored_bytes
+    def bytes_blocked(self, place: ChunkPlace) -> int:
+        """Return the bytes behind a living place that could go if it did not stand before them.
+
+        Living bytes are not among them, wherever they stand: a large transaction must not be moved
+        because of its own chunks, each behind the last one, for as long as it is staged.
+        """
+        return self.appended_bytes - place.before_bytes - self.living_bytes
 
     def first_living(self) -> int | None:
         """Return the base offset of the oldest place that no home has let go, or None."""

@@ -138,7 +138,7 @@ def askable(
 def next_moves(
     index: StageIndex, high_watermark: int, kept: Set[AttemptKey], move_bytes: int
 ) -> list[ChunkPlace]:
-    """Return the living places to append again, because more than ``move_bytes`` lie behind them.
+    """Return the living places to append again, because they block more than ``move_bytes``.
 
     Of each home only its first place, only if its home has just said that it must stay, and only
     once.
@@ -151,7 +151,7 @@ def next_moves(
             key in kept
             and place.end <= high_watermark
             and not index.is_moved(place)
-            and index.bytes_behind(place) > move_bytes
+            and index.bytes_blocked(place) > move_bytes
         ):
             found.append(place)
     return found

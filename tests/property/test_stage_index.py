@@ -47,7 +47,7 @@ def content(index: StageIndex) -> dict[str, Any]:
                 place.stored_bytes,
                 index.first_of_home(place),
                 index.is_moved(place),
-                index.bytes_behind(place),
+                base in index.released or index.bytes_blocked(place),
             )
             for base, place in index.places.items()
         },

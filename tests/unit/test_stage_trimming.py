@@ -27,6 +27,9 @@ from tests.support.stage_world import HOMES, ModelHome, OpenDecision, StageLog, 
 
 STAGE = PartitionId(3)
 
+FORCED = -(1 << 40)
+"""Bytes that every living chunk blocks, so that it is moved."""
+
 
 class World:
     """One stage, its leader's index, and the homes of ids that end in even and odd letters."""
@@ -149,11 +152,11 @@ def test_rule_s10_only_the_first_chunk_of_a_home_that_must_stay_is_moved(world: 
         world.stage(chunk(name))
     world.commit()
     trim_round = TrimRound()
-    assert world.move(trim_round, 0) == []  # no home has said anything
+    assert world.move(trim_round, FORCED) == []  # no home has said anything
     world.wave(trim_round)
-    assert [place.base for place in world.move(trim_round, 0)] == [0]  # nothing is behind b
-    assert [place.base for place in world.move(trim_round, 0)] == [2]
-    assert world.move(trim_round, 0) == []  # and not twice
+    assert world.move(trim_round, 0) == []  # all that is behind them lives
+    assert [place.base for place in world.move(trim_round, FORCED)] == [0, 2]
+    assert world.move(trim_round, FORCED) == []  # and not twice
 
 
 def test_rule_s10_little_behind_a_living_chunk_moves_nothing(world: World) -> None:
@@ -162,9 +165,21 @@ def test_rule_s10_little_behind_a_living_chunk_moves_nothing(world: World) -> No
     world.commit()
     trim_round = TrimRound()
     world.wave(trim_round)
-    behind = world.index.bytes_behind(world.index.places[0])
-    assert world.move(trim_round, behind) == []
-    assert len(world.move(trim_round, behind - 1)) == 1
+    assert world.move(trim_round, 0) == []  # b lives, too
+    world.index.release(1)
+    blocked = world.index.bytes_blocked(world.index.places[0])
+    assert blocked > 0
+    assert world.move(trim_round, blocked) == []
+    assert len(world.move(trim_round, blocked - 1)) == 1
+
+
+def test_rule_s10_a_large_transaction_is_not_moved_for_its_own_chunks(world: World) -> None:
+    for sequence in range(20):
+        world.stage(chunk("a", sequence=sequence))
+    world.commit()
+    trim_round = TrimRound()
+    world.wave(trim_round)
+    assert world.move(trim_round, 0) == []
 
 
 def test_rule_s10_a_copy_is_told_once_it_is_committed_and_asked_about_after_the_old_place(
@@ -175,7 +190,7 @@ def test_rule_s10_a_copy_is_told_once_it_is_committed_and_asked_about_after_the_
     world.commit()
     trim_round = TrimRound()
     world.wave(trim_round)
-    world.move(trim_round, 0)
+    world.move(trim_round, -1)  # of the first one only
     before = world.questions()
     assert [(q.place, q.records, q.copy) for q in before] == [(0, 2, None), (2, 1, None)]
     world.commit()
@@ -192,7 +207,7 @@ def test_rule_s10_a_copy_is_named_once_it_is_committed(world: World) -> None:
     world.commit()
     trim_round = TrimRound()
     world.wave(trim_round)
-    world.move(trim_round, 0)
+    world.move(trim_round, FORCED)
     key, named = chunk("a").key, AttemptNamed("1.0", 1, 1)
 
     def place() -> int:
@@ -211,7 +226,7 @@ def test_rule_s10_a_copy_keeps_the_age_of_its_chunk(world: World) -> None:
     trim_round = TrimRound()
     world.wave(trim_round)
     world.now_ms = 900
-    world.move(trim_round, 0)
+    world.move(trim_round, FORCED)
     world.commit()
     assert world.index.places[2].since_ms == world.log.load().places[2].since_ms == 0
     world.index.release(0)
@@ -226,5 +241,5 @@ def test_a_home_that_does_not_answer_is_not_asked_again_in_a_round(world: World)
     (question,) = world.questions(trim_round)
     trim_round.note(question, None, home_of(question.id))
     assert world.questions(trim_round) == []
-    assert world.move(trim_round, 0) == []
+    assert world.move(trim_round, FORCED) == []
     assert world.questions() == [question]
