@@ -27,7 +27,12 @@ from broker.record.numbering import HomeKind, make_numbering
 from broker.transactions.home_messages import CommitPosition
 from broker.transactions.home_records import TransactionKey
 from broker.transactions.home_state import HomeLimits
-from broker.transactions.messages import KeyPosition, OffsetMove, TransactionalId
+from broker.transactions.messages import (
+    KeyPosition,
+    OffsetMove,
+    TransactionalId,
+    TransactionState,
+)
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
@@ -71,6 +76,7 @@ class Group:
     shard: Shard
     log: MemoryShardLog
     targets: Targets
+    unreachable: list[TopicPartition]
 
     def committed(self) -> int | None:
         group = self.shard.state().groups.get(GROUP)
@@ -90,7 +96,11 @@ async def group(*records: ShardRecord) -> AsyncIterator[Group]:
     async def known(_names: Sequence[TopicName]) -> None:
         """Every topic is."""
 
+    unreachable: list[TopicPartition] = []
+
     async def ends(*_: object) -> dict[TopicPartition, int]:
+        if unreachable:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)
         return {ORDERS: 1_000}
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
@@ -108,7 +118,7 @@ async def group(*records: ShardRecord) -> AsyncIterator[Group]:
         run = tasks.create_task(shard.run())
         await until(lambda: shard.is_ready)
         try:
-            yield Group(home, shard, memory, targets)
+            yield Group(home, shard, memory, targets, unreachable)
         finally:
             home.close()
             shard.close()
@@ -182,3 +192,16 @@ async def test_rule_s8_an_offset_that_goes_back_refuses_its_rows() -> None:
         assert len(here.targets.rows[DEBITS]) == 1
         # Where a member stands still, the same offset again is no step back.
         await here.home.answer(replace(commit("c", 100), **mine))
+
+
+async def test_rule_s7_a_repeat_hears_its_fate_though_its_offsets_can_not_be_checked() -> None:
+    async with group(*MEMBER_RECORDS) as here:
+        request = replace(commit("a", 100), member_id=MEMBER, member_epoch=4)
+        await here.home.answer(request)
+        here.unreachable.append(ORDERS)
+        outcome = await here.home.answer(request)
+        assert outcome.state is TransactionState.COMPLETE
+        error = await refused(
+            here.home, replace(commit("b", 120), member_id=MEMBER, member_epoch=4)
+        )
+        assert error.code is ErrorCode.LEADER_NOT_AVAILABLE
