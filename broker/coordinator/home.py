@@ -144,6 +144,13 @@ class HomePorts:
 
 
 @dataclass(frozen=True, slots=True)
+class _NeedsOffsets:
+    """What the check of the offsets must know has to be found out first."""
+
+    port: OffsetsPort
+
+
+@dataclass(frozen=True, slots=True)
 class _NeedsParts:
     """The stages must be asked for the parts of the attempts first."""
 
@@ -198,9 +205,7 @@ class Home:
             ]
             self._completion.add(self._home(), positions)
 
-    def _turn(
-        self, turn: Callable[[Any, HomeState], tuple[T, Records]], *, is_unhurried: bool = False
-    ) -> T:
+    def _turn(self, turn: Callable[[Any, HomeState], tuple[T, Records]]) -> T:
         """Make a turn of the home: its records are one decision of the shard (rule S1)."""
         self._home()
 
@@ -211,7 +216,7 @@ class Home:
             state.apply(*(ShardRecord(key, value) for key, value in records))
             return answer
 
-        return self._shard.decide(decision, is_unhurried=is_unhurried)
+        return self._shard.decide(decision)
 
     # ---- requests
 
@@ -271,9 +276,7 @@ class Home:
         if request.offsets and self._ports.offsets is None:
             text = "a transaction commits offsets under the group that they belong to"
             raise KafkaError(ErrorCode.INVALID_REQUEST, text)
-        prepared = None
-        if self._ports.offsets is not None and request.offsets:
-            prepared = await self._ports.offsets.prepare(request)
+        prepared: object = None
         parts: Sequence[Part] | Missing | None = None
         if not request.attempts:
             parts = _inline_parts(request)
@@ -294,6 +297,8 @@ class Home:
                     return await self._outcome(content, verdict, deadline_ms)
                 case MustWait():
                     await self._until_complete(request.id, deadline_ms)
+                case _NeedsOffsets(port):
+                    prepared = await port.prepare(request)
                 case _:
                     rounds += 1
                     if rounds > REFS_ROUNDS_MAX:
@@ -327,7 +332,7 @@ class Home:
         parts: Sequence[Part] | Missing | None,
         prepared: object,
         deadline_ms: int,
-    ) -> tuple[Decided | MustWait | _NeedsParts, Records]:
+    ) -> tuple[Decided | MustWait | _NeedsOffsets | _NeedsParts, Records]:
         """Judge, check and decide in one turn; all fences are looked at here (rules S6, S8)."""
         content = Content(request.id, request.position, request.digest)
         judgement = home_decisions.judge(home, content)
@@ -335,6 +340,8 @@ class Home:
             return judgement, judgement.records
         record_offsets: Callable[[], None] | None = None
         if request.offsets and self._ports.offsets is not None:
+            if prepared is None:
+                return _NeedsOffsets(self._ports.offsets), ()
             record_offsets = self._ports.offsets.check(state, request, prepared)
         if isinstance(judgement, MustWait):
             return judgement, ()
@@ -440,8 +447,7 @@ class Home:
     def _record_complete(self, decision: OpenDecision) -> bool:
         """Record a completion, for which no client waits; return False if it must be tried again.
 
-        A home that does not find the record sends the units once more, and is answered at once. So
-        it is no append of its own, as a rule: it rides with the home's next decision.
+        A home that does not find the record sends the units once more, and is answered at once.
         """
 
         def turn(state: Any, home: HomeState) -> tuple[None, Records]:
@@ -453,7 +459,7 @@ class Home:
             )
 
         try:
-            self._turn(turn, is_unhurried=True)
+            self._turn(turn)
         except KafkaError:
             return False
         return True

@@ -11,7 +11,6 @@ the state is dropped and read back from the log before the next answer.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -33,8 +32,6 @@ T = TypeVar("T")
 
 LOAD_RETRY_MS = 100
 """Pause before a load that failed is tried again."""
-UNHURRIED_MS = 50
-"""Time for which records that no request waits for are kept for the next decision's append."""
 PARKED_DECISIONS_MAX = 20_000
 """Most records that wait to be written; QUEUE_FULL beyond."""
 
@@ -101,14 +98,12 @@ S = TypeVar("S", bound=ShardState)
 class _Batch:
     """Decisions that are written together, and the event on which their requests wait."""
 
-    __slots__ = ("count", "decisions", "done", "error", "wanted")
+    __slots__ = ("count", "decisions", "done", "error")
 
     def __init__(self) -> None:
         self.decisions: list[list[ShardRecord]] = []
         self.count = 0
         self.done = asyncio.Event()
-        self.wanted = asyncio.Event()
-        """Set once a request waits for it."""
         self.error: KafkaError | None = None
 
     def add(self, entries: list[ShardRecord]) -> None:
@@ -118,14 +113,6 @@ class _Batch:
     def fail(self, error: KafkaError) -> None:
         self.error = error
         self.done.set()
-        self.wanted.set()
-
-    async def until_wanted(self) -> None:
-        """Wait, within a bound, until a request waits for it."""
-        if not self.wanted.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(UNHURRIED_MS / 1000):
-                    await self.wanted.wait()
 
 
 class ShardRuntime(ABC, Generic[S]):
@@ -208,17 +195,9 @@ class ShardRuntime(ABC, Generic[S]):
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return self._state
 
-    def decide(
-        self,
-        decision: Callable[[S], T],
-        generation: int | None = None,
-        *,
-        is_unhurried: bool = False,
-    ) -> T:
+    def decide(self, decision: Callable[[S], T], generation: int | None = None) -> T:
         """Make a decision on the state and hand its records to the writer, without an ``await``.
 
-        ``is_unhurried``: no request waits for the records, so they may ride with the next decision
-        for `UNHURRIED_MS`; `settled` hurries them.
         A decision that raises after it has changed something is a bug: the state is dropped.
         """
         state = self.state(generation)
@@ -238,8 +217,6 @@ class ShardRuntime(ABC, Generic[S]):
             if self._gathering is None:
                 self._gathering = _Batch()
             self._gathering.add(entries)
-            if not is_unhurried:
-                self._gathering.wanted.set()
             self._wake_writer.set()
         self._decided(entries)
         return answer
@@ -255,7 +232,6 @@ class ShardRuntime(ABC, Generic[S]):
         batch = self._gathering or self._writing
         if batch is None:
             return
-        batch.wanted.set()
         await batch.done.wait()
         if batch.error is not None:
             error = batch.error
@@ -289,8 +265,6 @@ class ShardRuntime(ABC, Generic[S]):
                 continue
             await self._wake_writer.wait()
             self._wake_writer.clear()
-            if self._gathering is not None:
-                await self._gathering.until_wanted()
             await self._write()
 
     def close(self) -> None:

@@ -92,13 +92,7 @@ class Shard(ShardRuntime[GroupsState]):
     # ---- decisions
 
     @override
-    def decide(
-        self,
-        decision: Callable[[GroupsState], T],
-        generation: int | None = None,
-        *,
-        is_unhurried: bool = False,
-    ) -> T:
+    def decide(self, decision: Callable[[GroupsState], T], generation: int | None = None) -> T:
         """Make a decision on the state and hand its records to the writer, without an ``await``.
 
         Topics that have changed are followed first, so that no decision takes what a member owns of
@@ -107,7 +101,7 @@ class Shard(ShardRuntime[GroupsState]):
         topics = self._present_topics()
         if topics is not None and topics is not self._topics:
             super().decide(lambda state: self._follow_topics(state, topics), generation)
-        return super().decide(decision, generation, is_unhurried=is_unhurried)
+        return super().decide(decision, generation)
 
     @override
     def _decided(self, entries: Sequence[ShardRecord]) -> None:

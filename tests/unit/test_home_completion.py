@@ -25,7 +25,7 @@ from broker.transactions.home_messages import (
     InitId,
     UnitsApplied,
 )
-from broker.transactions.home_records import StagedPlace, Target, TransactionValue
+from broker.transactions.home_records import StagedPlace, Target
 from broker.transactions.home_state import HomeLimits
 from broker.transactions.messages import (
     NO_GROUP,
@@ -221,41 +221,6 @@ async def test_a_one_shot_is_complete_once_its_targets_have_it() -> None:
         again = await led.home.answer(request)
         assert again.placed == outcome.placed
         assert len(here.targets.asked) == 2
-
-
-def completions(led: Led) -> list[int]:
-    """Number of COMPLETE records in each append of a home."""
-    return [
-        sum(
-            isinstance(entry.value, TransactionValue)
-            and entry.value.state is TransactionState.COMPLETE
-            for entry in append
-        )
-        for append in led.appends
-    ]
-
-
-async def test_rule_s2_a_completion_rides_with_the_next_decision() -> None:
-    async with world() as here:
-        led = await here.lead()
-        for key in "abc":
-            await led.home.answer(one_shot(key, rows(DEBITS, 1)))
-        assert completions(led) == [0, 1, 1]
-
-
-async def test_rule_s2_a_completion_that_no_decision_follows_is_recorded_too() -> None:
-    async with world() as here:
-        led = await here.lead()
-        await led.home.answer(one_shot("a", rows(DEBITS, 1)))
-        await until(lambda: completions(led) == [0, 1])
-
-
-async def test_rule_s2_a_repeat_hears_of_a_completion_that_is_recorded() -> None:
-    async with world() as here:
-        led = await here.lead()
-        for _ in range(2):
-            await led.home.answer(one_shot("a", rows(DEBITS, 1)))
-        assert completions(led) == [0, 1]
 
 
 async def test_rule_s1_nothing_is_sent_before_the_decision_is_committed() -> None:
