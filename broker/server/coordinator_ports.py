@@ -110,23 +110,33 @@ class ReplicaShardLog:
 
         Several decisions share a batch up to `BATCH_BYTES_MAX`; none is parted (rule S1). Nothing
         is awaited between the check of the leader epoch and an append.
+
+        Raises:
+            KafkaError: outcome UNKNOWN also if a batch is refused behind one that was committed.
         """
-        for records in _batches(decisions):
+        for number, records in enumerate(_batches(decisions)):
             try:
-                self._leading()
+                await self._append(records)
             except KafkaError as error:
-                raise KafkaError(error.code, error.message, outcome=Outcome.NOT_WRITTEN) from None
-            await self._local.append(
-                Append(
-                    partition=self._partition,
-                    records=records,
-                    key_format=RecordFormat.JSON,
-                    value_format=RecordFormat.JSON,
-                    acks=ACKS_ALL,
-                    timeout_ms=WRITE_TIMEOUT_MS,
-                    whole=True,
-                )
+                outcome = Outcome.UNKNOWN if number else error.outcome
+                raise KafkaError(error.code, error.message, outcome=outcome) from error
+
+    async def _append(self, records: list[ProduceRecord]) -> None:
+        try:
+            self._leading()
+        except KafkaError as error:
+            raise KafkaError(error.code, error.message, outcome=Outcome.NOT_WRITTEN) from None
+        await self._local.append(
+            Append(
+                partition=self._partition,
+                records=records,
+                key_format=RecordFormat.JSON,
+                value_format=RecordFormat.JSON,
+                acks=ACKS_ALL,
+                timeout_ms=WRITE_TIMEOUT_MS,
+                whole=True,
             )
+        )
 
 
 def _batches(decisions: Sequence[Sequence[ShardRecord]]) -> Iterator[list[ProduceRecord]]:
