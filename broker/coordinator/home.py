@@ -145,7 +145,7 @@ class HomePorts:
 
 @dataclass(frozen=True, slots=True)
 class _NeedsOffsets:
-    """What the check of the offsets must know has to be found out first."""
+    """Facts of other partitions, which the check of the offsets needs, are asked for first."""
 
     port: OffsetsPort
 
