@@ -441,9 +441,12 @@ class GroupCoordinator:
         return found
 
     async def may_go(self, partition: PartitionId, chunk: ChunkPlaced) -> bool:
-        """Return whether a stage may let a chunk go (rule S10)."""
-        self._shards.find(partition)
-        return await self._homes[partition].may_go(chunk)
+        """Return whether a stage may let a chunk go (rule S10); yes only with proof (rule G3)."""
+        shard = self._shards.find(partition)
+        is_free = await self._homes[partition].may_go(chunk)
+        if is_free:
+            await self._confirm(shard)
+        return is_free
 
     async def answer_home(self, partition: PartitionId, request: HomeRequest[A]) -> A:
         """Return the answer to a request about an id under a group that is coordinated here.

@@ -179,9 +179,17 @@ class TransactionCoordinator:
         return await answer_proven(shard, self._homes[partition], self._proof, request)
 
     async def may_go(self, partition: PartitionId, chunk: ChunkPlaced) -> bool:
-        """Return whether a stage may let a chunk go (rule S10)."""
-        self._shards.find(partition)
-        return await self._homes[partition].may_go(chunk)
+        """Return whether a stage may let a chunk go (rule S10).
+
+        Raises:
+            KafkaError: NOT_COORDINATOR, also if that can't be proven: a newer home may have
+                forgotten the id, and decided it anew with this chunk (rule G3).
+        """
+        shard = self._shards.find(partition)
+        is_free = await self._homes[partition].may_go(chunk)
+        if is_free:
+            await prove(shard, self._proof)
+        return is_free
 
     async def descriptions(
         self, partition: PartitionId, state: TransactionState | None
