@@ -382,15 +382,15 @@ class Home:
         is_here = decision is not None and decision.value.at == content.at
         if decision is not None and is_here and not decision.done.is_set():
             await self._wait(decision, deadline_ms)
-        if self._shard.is_ready:
+        if self._shard.is_ready and not self._shard.state().home.fault:
             last = self._home().newest.get(content.id)
             if last is not None and last.at == content.at:
                 value = last
             elif value.is_open:  # a later position was decided, or it is forgotten: it is complete
                 placed = OpenDecision(content.id, value, {}).placed()
                 value = replace(slim(value), state=TransactionState.COMPLETE, placed=placed)
-        # Else the state was dropped behind the decision, which stands: nothing else may be said of
-        # it than that it is committing, least of all that nothing was written (rule S3).
+        # Else the state was dropped, or is refused, behind the decision, which stands: nothing else
+        # may be said of it than that it is committing, least of all that nothing was written (S3).
         state, placed, dropped = value.state, value.placed, value.dropped
         pending: tuple[PendingTarget, ...] = ()
         if decision is not None and is_here:

@@ -390,6 +390,19 @@ async def test_rule_s9_missing_chunks_are_told_after_a_second_look_at_the_positi
         assert outcome.state is TransactionState.COMPLETE
 
 
+async def test_rule_s3_what_is_decided_is_committing_also_if_its_home_is_refused_since() -> None:
+    """It was loaded anew behind the decision, and found a record that it can't read."""
+    async with world() as here:
+        led = await here.lead()
+        here.targets.able.clear()
+        request = one_shot("a", rows(DEBITS, 1), timeout_ms=100)
+        asking = asyncio.create_task(led.home.answer(request))
+        await until(lambda: here.targets.asked)
+        led.shard.state().home.fault = "a record of another version"
+        outcome: TransactionOutcome = await asking
+        assert outcome.state is TransactionState.COMMITTING
+
+
 async def test_rule_s12_nothing_is_decided_behind_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
