@@ -365,6 +365,22 @@ async def test_calls_of_other_tasks_end_in_their_time_behind_a_close(cluster: Li
         cluster.resume("broker-1")
 
 
+async def test_transactional_ids(twin: Twin) -> None:
+    name, group = f"txn-{twin.kind}", f"g-{twin.kind}"
+    lives = await twin.fence_producers([name])
+    assert (lives[name].epoch, lives[name].last) == (1, None)
+    assert (await twin.fence_producers([name]))[name].epoch == 2
+    assert (await twin.fence_producers([name], group=group))[name].epoch == 1, "another id"
+    listed = await twin.list_transactions()
+    assert name in {one.transaction_id for one in listed}
+    assert [one.group for one in await twin.list_transactions(group=group)] == [group]
+    described = await twin.describe_transactions([name])
+    assert (described[name].epoch, described[name].last) == (2, None)
+    with pytest.raises(AdminError, match="absent") as caught:
+        await twin.describe_transactions([name, "absent"])
+    assert list(caught.value.done) == [name]
+
+
 async def test_no_broker_is_one_error() -> None:
     async with AsyncAdmin("127.0.0.1:9") as admin:
         with pytest.raises(UnreachableError):

@@ -107,8 +107,8 @@ class World:
         back = self.random.choice([1, 3, 10, 10_000])
         end = max(0, self.log.log_end_offset - self.random.randint(0, back))
         self.log.truncate_to(end)
-        if self.log.producers is None and not batches_of(self.log):
-            self.history = []  # it starts over, and knows nobody
+        if not known(self.log) and not batches_of(self.log):
+            self.history = []  # it starts over, and knows no producer
 
     def commit(self) -> None:
         self.log.high_watermark = self.random.randint(0, self.log.log_end_offset)

@@ -37,7 +37,7 @@ def _past_the_end(patch: Patch) -> None:
     "L24",
     rots=True,
     trims=True,
-    first=110,
+    first=80,
 )
 def _start_is_rebuilt(patch: Patch) -> None:
     patch.setattr(recovery, "TornError", CorruptionError)

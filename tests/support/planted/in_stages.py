@@ -58,7 +58,7 @@ def _move_seen_early(patch: Patch) -> None:
     patch.setattr(StageIndex, "committed_place", newest)
 
 
-@stage_fault("rule S10: a home is told of a copy before it is committed", "S10", first=320)
+@stage_fault("rule S10: a home is told of a copy before it is committed", "S10", first=1700)
 def _copy_told_early(patch: Patch) -> None:
     real = StageIndex.next_copy
     patch.setattr(StageIndex, "next_copy", lambda index, place, _high: real(index, place, 1 << 60))
