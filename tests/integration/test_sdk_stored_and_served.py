@@ -1,4 +1,4 @@
-"""What the SDK's records look like on disk and on the way: zstd batches, and reads of a rack.
+"""Records of the SDK on disk and on the way: zstd batches, and reads of a rack.
 
 Both are invisible to a program, so the brokers' folders and access logs are the evidence.
 """
@@ -72,7 +72,7 @@ def polls(cluster: LiveCluster, broker: int) -> list[dict[str, Any]]:
 
 
 def test_a_consumer_reads_from_the_follower_in_its_rack(cluster: LiveCluster) -> None:
-    """It asks the follower itself, once a page has named it: the leader passes no more on.
+    """The consumer asks the follower itself, once a page names it: the leader passes on no more.
 
     The first page may be the leader's, as a follower serves only while it knows that it is in sync.
     """

@@ -36,7 +36,7 @@ class FakeTransactions:
         self._apis = apis
         self.answers: dict[str, object] = {}
         self.found: list[TransactionDescription] = []
-        """What `describe` and `transactions` know."""
+        """The descriptions that `describe` and `transactions` return."""
         self.forgotten: list[TransactionalId] = []
         self.refused_rows: dict[int, KafkaError] = {}
         """Rows of chunks that are refused, by index."""
@@ -154,7 +154,7 @@ class FakeTransactions:
 
 
 def position_parts(position: object) -> tuple[object, ...]:
-    """What tells one position of an id from another."""
+    """Epoch and number, which tell positions of an id apart."""
     match position:
         case ProducerPosition():
             return tuple(position)

@@ -123,7 +123,7 @@ class Model:
     fates: dict[TransactionalId, dict[At, Content | None]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    """What was decided for each position; None: it was aborted."""
+    """The content decided for each position; None: it was aborted."""
     open: dict[TransactionalId, At] = field(default_factory=dict)
     brought: dict[tuple[TransactionalId, At, str], str] = field(default_factory=dict)
     """The content of each run that came later."""

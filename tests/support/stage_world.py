@@ -124,7 +124,7 @@ class OpenDecision:
 
 @dataclass
 class ModelHome:
-    """What a home says of a stage's places, and does before it says it (rule S10)."""
+    """Words of a home about a stage's places, and the records before them (rule S10)."""
 
     newest: dict[TransactionalId, OpenDecision] = field(default_factory=dict)
     epochs: dict[TransactionalId, int] = field(default_factory=dict)

@@ -67,7 +67,7 @@ def target_rows(content: Content) -> tuple[TargetRows, ...]:
 
 
 class Asker:
-    """What all clients have in common."""
+    """The part that all clients have in common."""
 
     def __init__(self, world: World) -> None:
         self.world, self.chance = world, world.chance

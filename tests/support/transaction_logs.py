@@ -213,7 +213,7 @@ class LogView:
 
 @dataclass(eq=False)
 class ReplicatedLog:
-    """What is true of one partition's log."""
+    """The facts of one partition's log."""
 
     name: str
     chance: random.Random

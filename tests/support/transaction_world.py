@@ -116,14 +116,14 @@ class TransactionViolation(AssertionError):
 
 @dataclass(eq=False)
 class Content:
-    """What a client wants to be decided: rows for targets, and a move of the group's offset."""
+    """A client's wish for a decision: rows for targets, and a move of the group's offset."""
 
     number: int
     rows: tuple[tuple[Target, tuple[str, ...]], ...]
     moves: tuple[int, int] | None = None
     """The group's offset: expected, and next."""
     asked: int = 0
-    """How often it was brought to a home."""
+    """The number of times it was brought to a home."""
     told: str = ""
     staged_s: float | None = None
     """Time at which the last of its chunks was acknowledged."""

@@ -1,4 +1,4 @@
-"""How clients with money read answers, and what they send."""
+"""Clients with money: their reading of answers, and their requests."""
 
 from __future__ import annotations
 

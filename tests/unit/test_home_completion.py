@@ -88,7 +88,7 @@ class Image:
     metadata_offset = 7
 
     def check_able(self, target: Target) -> None:
-        """It is."""
+        """Raise nothing: each target is able."""
 
     def name_of(self, topic_id: TopicId) -> str:
         return topic_id
@@ -391,7 +391,7 @@ async def test_rule_s9_missing_chunks_are_told_after_a_second_look_at_the_positi
 
 
 async def test_rule_s3_what_is_decided_is_committing_also_if_its_home_is_refused_since() -> None:
-    """It was loaded anew behind the decision, and found a record that it can't read."""
+    """The home was loaded anew behind the decision, and a record can't be read."""
     async with world() as here:
         led = await here.lead()
         here.targets.able.clear()

@@ -81,7 +81,7 @@ def test_the_place_of_a_unit_is_known_for_the_last_five_batches() -> None:
 def test_rule_s5_a_state_as_of_an_offset_is_that_of_the_batches_below_it(
     history: list[tuple[int, int]],
 ) -> None:
-    """What a follower is told: never of a batch that reaches the high watermark or is above it."""
+    """A follower is never told of a batch that reaches the high watermark or is above it."""
     states, offset, numbers = ProducerStates(), 0, dict.fromkeys([ONE, TWO, 5, 6], 0)
     below = {0: ProducerStates()}
     for producer, rows in history:

@@ -1,4 +1,4 @@
-"""What the homes of a broker say only with proof that it still leads (rule G3)."""
+"""Answers of homes that need proof that their broker still leads (rule G3)."""
 
 from __future__ import annotations
 

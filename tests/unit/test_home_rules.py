@@ -168,7 +168,7 @@ def test_rule_s4_a_home_that_was_cut_uncleanly_numbers_anew() -> None:
 
 
 def test_rule_s4_numbers_end_with_an_error() -> None:
-    """They are 46 bits wide: behind them nothing is decided, and no number is given again."""
+    """Numbers are 46 bits wide: behind them nothing is decided, and no number is given again."""
     turns = HomeTurns()
     key = NextKey(NUMBERING, *target("a"))
     turns.write((HomeRecord(key, NumberValue(ROW_NUMBER_MAX)),))
@@ -274,7 +274,7 @@ def test_rule_s7_a_discarded_run_is_remembered_through_a_restart() -> None:
 
 
 def test_rule_s7_a_checkpoint_that_was_put_back_is_refused() -> None:
-    """It reads another range under an old number, and "already" would drop it."""
+    """A checkpoint that was put back reads another range, which "already" would drop."""
     check("""
         commit n #4 A run=r1 input=0-9  -> decided | txn n 0.4 complete A run=r1 input=0-9
         commit n #4 A run=r2 input=0-7  -> TRANSACTION_CONFLICT not_written
@@ -329,7 +329,7 @@ def test_rule_s7_refusals_have_the_codes_and_outcomes_of_the_table(
 
 
 def test_rule_s10_a_decision_names_nothing_below_the_horizon() -> None:
-    """It asks the stage again, which names the chunk's new place, or misses it."""
+    """The home asks the stage again, which names the chunk's new place, or misses it."""
     check("""
         init p               -> epoch 1 | epoch p 1
         ask p 1.0 @6 aged    -> may go  | horizon 7
@@ -388,7 +388,7 @@ def test_rule_s10_an_open_decision_takes_the_new_place_of_a_moved_chunk() -> Non
 
 
 def test_rule_s10_a_chunk_of_several_targets_is_moved_as_a_whole() -> None:
-    """It has a record for each target; the stage names the first."""
+    """A chunk has a record for each target; the stage names the first."""
     check("""
         commit n #1 A a2@6 b1@7 a1@8 -> decided \
             | txn n 0.1 committing A run=r1 a:0+2@6 b:0+1@7 a:2+1@8, next a 3, next b 1

@@ -1,4 +1,4 @@
-"""What a replica whose log begins anew is told of homes and producers, and keeps (rule S5)."""
+"""Homes and producers that a replica whose log begins anew is told, and keeps (rule S5)."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def ends_by_interrupt(call: Callable[[], object]) -> None:
 def test_a_second_close_leaves_the_group_wherever_the_first_was_interrupted(
     commits: Commits, leaves: Leaves, *, has_failed: bool
 ) -> None:
-    """It commits no more than what the program has processed."""
+    """The consumer commits no more than the program has processed."""
 
     def run(line: int) -> Tracer:
         commits.clear()

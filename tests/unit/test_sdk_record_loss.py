@@ -297,7 +297,7 @@ def test_an_exception_commits_before_the_record_of_a_paused_partition(commits: C
 
 
 def test_pages_that_a_pause_holds_are_bounded_and_make_room_for_others(commits: Commits) -> None:
-    """What is dropped is fetched again, and comes once."""
+    """Dropped pages are fetched again, and come once."""
     with opened(queued_max_bytes=8_192, max_partition_fetch_bytes=1_024) as consumer:
         values = [f"{number:03}" * 50 for number in range(30)]
         for partition in (0, 1):

@@ -1,4 +1,4 @@
-"""What a stage knows of its chunks: repeats, what a commit may name, limits (rules S9, R12)."""
+"""A stage's knowledge of its chunks: repeats, refs of commits, limits (rules S9, R12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target judges of an APPLY, against a model that keeps every row (rules S4, S5)."""
+"""Judgements of an APPLY by its target, against a model that keeps every row (S4, S5)."""
 
 from __future__ import annotations
 
