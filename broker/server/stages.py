@@ -8,7 +8,6 @@ home's decision may name, the rows that the leader of a target appends, and list
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,9 +16,10 @@ from broker.coordinator.home import Missing
 from broker.log.log_reader import warm
 from broker.record.lines import encode_lines
 from broker.server.peer_codec import PeerRequestKind, join_body, split_body
-from broker.server.row_targets import layout_of, target_rows
+from broker.server.row_targets import layout_of, seeded_keyless, target_rows
 from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, rows_at
 from broker.server.transaction_apis import StagedRow
+from broker.server.transactions import home_partition, home_topic
 from broker.transactions import stage_messages
 from broker.transactions.chunk_records import (
     ChunkKey,
@@ -43,8 +43,7 @@ from raft_metadata.common.configs.table import (
 )
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome, StorageError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
-from raft_metadata.common.internal_topics import OFFSETS_TOPIC, STAGED_TOPIC, TRANSACTIONS_TOPIC
-from raft_metadata.common.record_placement import KeylessRotation, keyless_candidates
+from raft_metadata.common.internal_topics import STAGED_TOPIC
 from raft_metadata.image.metadata_image import cluster_layers
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from broker.server.internal_topics import InternalTopics
     from broker.server.metadata_loader import MetadataLoader
     from broker.server.router import LeaderRouter
-    from broker.server.row_targets import NextKeyless, PlacedTopic, RowTargets
+    from broker.server.row_targets import PlacedTopic, RowTargets
     from broker.server.transaction_apis import StageRequest, TopicRows
     from broker.transactions.messages import (
         AttemptNamed,
@@ -253,13 +252,14 @@ class StageRequests:
         deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
         content = content_of(request.rows)
         self._check_size(len(content))
-        placed = await self._targets.place(request.rows, deadline_ms, _keyless_of(request))
+        name = "/".join((*request.id, request.attempt_id, str(request.chunk)))
+        keyless = seeded_keyless(name, request.rows.partitioner)
+        placed = await self._targets.place(request.rows, deadline_ms, keyless)
         refused = [one if isinstance(one, KafkaError) else None for one in placed.places]
         if any(refused):
             return [StagedRow(None, error) for error in refused]
         # The home must be there before anything is staged: it says what may go.
-        has_group = request.id.group != NO_GROUP
-        await self._internal.for_first_write(OFFSETS_TOPIC if has_group else TRANSACTIONS_TOPIC)
+        await self._internal.for_first_write(home_topic(request.id))
         topic = await self._internal.for_first_write(STAGED_TOPIC)
         chunk = self._chunk(request, placed, content)
         layout = await self._send(topic, chunk, deadline_ms)
@@ -506,28 +506,13 @@ def content_of(rows: TopicRows) -> bytes:
     return formats + encode_lines(rows.records)
 
 
-def _keyless_of(request: StageRequest) -> NextKeyless:
-    """Return the placement of keyless rows: a repeat gives them the same partitions as a rule."""
-    key = (*request.id, request.attempt_id, str(request.chunk))
-    seed = zlib.crc32("/".join(key).encode())
-
-    def of(topic: TopicImage) -> Callable[[], int]:
-        places = [one.has_leader for one in topic.partitions[: topic.routed_count]]
-        rotation = KeylessRotation(seed)
-        return rotation.for_batch(keyless_candidates(places), request.rows.partitioner)
-
-    return of
-
-
 def home_of_chunk(id_: TransactionalId, image: MetadataImage) -> ChunkHome:
     """Return the home of an id; LEADER_NOT_AVAILABLE while this image does not have its topic."""
-    has_group = id_.group != NO_GROUP
-    topic = image.topic(OFFSETS_TOPIC if has_group else TRANSACTIONS_TOPIC)
+    topic = image.topic(home_topic(id_))
     if topic is None:
         text = "the topic of the transaction's home is not known here yet"
         raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text)
-    name = id_.group if has_group else id_.name
-    return ChunkHome(has_group, PartitionId(zlib.crc32(name.encode()) % topic.partitions_count))
+    return ChunkHome(id_.group != NO_GROUP, home_partition(id_, topic))
 
 
 def stage_settings(layers: ConfigLayers) -> StageSettings:
