@@ -78,8 +78,9 @@ from broker.coordinator.instances import topic_names
 from broker.coordinator.led_shards import Leading, LedShards, MakeLog
 from broker.coordinator.member_requests import MemberRequests
 from broker.coordinator.positions import OffsetAndEpoch
-from broker.coordinator.reader import DataReader, InstanceReader, Proof
+from broker.coordinator.reader import DataReader, InstanceReader
 from broker.coordinator.records import OFFSETS_TOPIC, InstanceKey, partition_of_group
+from broker.coordinator.runtime import Proof
 from broker.coordinator.shard import OffsetsRetention, Shard
 from broker.coordinator.target_worker import TargetWorker
 from broker.coordinator.targets import TargetInput, Targets
@@ -285,9 +286,7 @@ _log = logging.getLogger("broker.coordinator")
 TICK_MS = 100
 ENDS_AT_ONCE = 64
 """Most partitions whose high watermark is asked for at the same time for one commit."""
-PROOF_WAIT_MS = 100
-"""Time to wait for a heartbeat that proves this broker's leadership; then an append must prove
-it."""
+
 
 _STATE_ERRORS = frozenset(
     {
@@ -348,7 +347,7 @@ class GroupCoordinator:
         self._tasks: asyncio.TaskGroup | None = None
         self._data = reader
         self._reader = InstanceReader(
-            reader, clock, lambda: self._topics, self._prove, poll_wait_ms_max
+            reader, clock, lambda: self._topics, lambda shard: shard.prove(proof), poll_wait_ms_max
         )
         self._members = MemberRequests(
             clock,
@@ -445,7 +444,7 @@ class GroupCoordinator:
         shard = self._shards.find(partition)
         is_free = await self._homes[partition].may_go(chunk)
         if is_free:
-            await self._confirm(shard)
+            await shard.confirm(self._proof)
         return is_free
 
     async def answer_home(self, partition: PartitionId, request: HomeRequest[A]) -> A:
@@ -462,7 +461,7 @@ class GroupCoordinator:
             if error.code not in _STATE_ERRORS | LOGGED_ERRORS:
                 raise
             refusal = error
-        await self._confirm(shard)
+        await shard.confirm(self._proof)
         raise refusal
 
     def _tick(self) -> None:
@@ -518,7 +517,7 @@ class GroupCoordinator:
             if error.code not in _STATE_ERRORS:
                 raise
             refusal = error
-        await self._confirm(shard)
+        await shard.confirm(self._proof)
         raise refusal
 
     async def list_groups(self, partition: PartitionId) -> list[GroupDescription]:
@@ -796,18 +795,6 @@ class GroupCoordinator:
 
     # ---- proof
 
-    async def _confirm(self, shard: Shard) -> None:
-        """Prove that a refusal is of the newest state, because its client believes it.
-
-        Raises NOT_COORDINATOR if that can't be proven.
-        """
-        try:
-            await shard.settled()
-            await self._prove(shard)
-            shard.state()
-        except KafkaError as error:
-            raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
-
     async def _read_proven(self, shard: Shard, look: Callable[[GroupsState], T]) -> T:
         """Return what ``look`` reads, once it is committed and proven to be the newest state.
 
@@ -815,25 +802,9 @@ class GroupCoordinator:
         """
         found = look(shard.state())
         await shard.settled()
-        await self._prove(shard)
+        await shard.prove(self._proof)
         shard.state()  # the proof is of the broker, which may lead in another epoch by now
         return found
-
-    async def _prove(self, shard: Shard) -> None:
-        """Wait for proof that this broker still leads: an acknowledged heartbeat or append.
-
-        If no controller answers, an append that every in-sync replica acknowledged is proof: none
-        of them has seen a newer epoch. It proves that for its own moment only, so it must begin
-        after the request (rule G3).
-        """
-        if self._proof.check_proof() or await self._proof.prove(PROOF_WAIT_MS):
-            shard.check_leads()
-            return
-        try:
-            await shard.probe()
-        except KafkaError as error:
-            text = f"this broker can't prove that it leads: {error.message}"
-            raise KafkaError(ErrorCode.NOT_COORDINATOR, text) from None
 
 
 def _evicted(state: GroupsState, request: EvictInstance) -> InstanceKey:

@@ -126,14 +126,6 @@ class DataReader(Protocol):
         ...
 
 
-class Proof(Protocol):
-    """Port for proof that no other broker became the leader unnoticed (rule G3)."""
-
-    def check_proof(self) -> bool: ...
-
-    async def prove(self, timeout_ms: int) -> bool: ...
-
-
 POLL_BYTES_DEFAULT = 4_194_304
 POLL_BYTES_MAX = 16_777_216
 """Most bytes of stored records in one read."""

@@ -32,8 +32,19 @@ T = TypeVar("T")
 
 LOAD_RETRY_MS = 100
 """Pause before a load that failed is tried again."""
+PROOF_WAIT_MS = 100
+"""Time to wait for a heartbeat that proves this broker's leadership; then an append must prove
+it."""
 PARKED_DECISIONS_MAX = 20_000
 """Most records that wait to be written; QUEUE_FULL beyond."""
+
+
+class Proof(Protocol):
+    """Port for proof that no other broker became the leader unnoticed (rule G3)."""
+
+    def check_proof(self) -> bool: ...
+
+    async def prove(self, timeout_ms: int) -> bool: ...
 
 
 class ShardLog(Protocol):
@@ -254,6 +265,38 @@ class ShardRuntime(ABC, Generic[S]):
         if self._gathering is None:
             self.decide(lambda state: state.apply(ShardRecord(ProbeKey(), ProbeValue())))
         await self.settled()
+
+    async def prove(self, proof: Proof) -> None:
+        """Wait for proof that this broker still leads: an acknowledged heartbeat or append.
+
+        If no controller answers, an append that every in-sync replica acknowledged is proof: none
+        of them has seen a newer epoch. It proves that for its own moment only, so it must begin
+        after the request (rule G3).
+
+        Raises:
+            KafkaError: NOT_COORDINATOR.
+        """
+        if proof.check_proof() or await proof.prove(PROOF_WAIT_MS):
+            self.check_leads()
+            return
+        try:
+            await self.probe()
+        except KafkaError as error:
+            text = f"this broker can't prove that it leads: {error.message}"
+            raise KafkaError(ErrorCode.NOT_COORDINATOR, text) from None
+
+    async def confirm(self, proof: Proof) -> None:
+        """Prove that what was read is of the newest state, all of it committed (rule G3).
+
+        Raises:
+            KafkaError: NOT_COORDINATOR if that can't be proven.
+        """
+        try:
+            await self.settled()
+            await self.prove(proof)
+            self.state()
+        except KafkaError as error:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
 
     # ---- life
 

@@ -26,8 +26,7 @@ from raft_metadata.common.internal_topics import TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:
     from broker.coordinator.completion import Work
-    from broker.coordinator.reader import Proof
-    from broker.coordinator.runtime import ShardRuntime
+    from broker.coordinator.runtime import Proof, ShardRuntime
     from broker.transactions.home_decisions import ChunkPlaced
     from broker.transactions.messages import TransactionDescription, TransactionState
     from raft_metadata.common.clock import Clock
@@ -37,8 +36,7 @@ A = TypeVar("A")
 
 TICK_MS = 1_000
 """Time between two looks for old keys and ids."""
-PROOF_WAIT_MS = 100
-"""Time to wait for a heartbeat that proves this broker's leadership; then an append must."""
+
 
 LOGGED_ERRORS = frozenset(
     {
@@ -88,24 +86,6 @@ class HomeFactory:
         return self._tasks.create_task(work, name="transaction-target")
 
 
-async def prove(shard: ShardRuntime[Any], proof: Proof) -> None:
-    """Wait for proof that this broker still leads: an acknowledged heartbeat or append (rule G3).
-
-    Raises:
-        KafkaError: NOT_COORDINATOR.
-    """
-    try:
-        await shard.settled()
-        if proof.check_proof() or await proof.prove(PROOF_WAIT_MS):
-            shard.check_leads()
-        else:
-            await shard.probe()
-        shard.state()
-    except KafkaError as error:
-        text = f"this broker can't prove that it leads: {error.message}"
-        raise KafkaError(ErrorCode.NOT_COORDINATOR, text) from None
-
-
 async def answer_proven(
     shard: ShardRuntime[Any], home: Home, proof: Proof, request: HomeRequest[A]
 ) -> A:
@@ -116,7 +96,7 @@ async def answer_proven(
         if error.code not in LOGGED_ERRORS:
             raise
         refusal = error
-    await prove(shard, proof)
+    await shard.confirm(proof)
     raise refusal
 
 
@@ -188,7 +168,7 @@ class TransactionCoordinator:
         shard = self._shards.find(partition)
         is_free = await self._homes[partition].may_go(chunk)
         if is_free:
-            await prove(shard, self._proof)
+            await shard.confirm(self._proof)
         return is_free
 
     async def descriptions(

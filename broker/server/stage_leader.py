@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from broker.coordinator.runtime import PROOF_WAIT_MS
 from broker.log.log_reader import warm
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
@@ -47,7 +48,7 @@ from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome, StorageE
 from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 
 if TYPE_CHECKING:
-    from broker.coordinator.reader import Proof
+    from broker.coordinator.runtime import Proof
     from broker.log.partition_log import PartitionLog
     from broker.replication.log_start_manager import LogTrimming
     from broker.replication.replica import Replica
@@ -79,8 +80,7 @@ ANSWER_TIMEOUT_MS: Final = 5_000
 """Time for a home's word; it asks nothing of others but commits what it says."""
 WRITE_TIMEOUT_MS: Final = 5_000
 """Time for a probe, and for a chunk that is moved."""
-PROOF_WAIT_MS: Final = 100
-"""Time to wait for a heartbeat that proves this leader, before an append proves it (rule G3)."""
+
 
 HomePort = Callable[[StatusQuestion], Awaitable[Word]]
 """The home of a chunk, here or elsewhere. `Word.GONE` is committed in its log."""

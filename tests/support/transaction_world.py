@@ -25,7 +25,7 @@ from broker.coordinator.home import Home, HomePorts, Missing
 from broker.coordinator.instances import GroupLimits
 from broker.coordinator.records import OffsetKey, OffsetValue, ShardRecord
 from broker.coordinator.shard import Shard
-from broker.coordinator.transaction_coordinator import answer_proven, prove
+from broker.coordinator.transaction_coordinator import answer_proven
 from broker.coordinator.transaction_offsets import TransactionOffsets
 from broker.coordinator.transaction_shard import TransactionShard
 from broker.record.numbering import HomeKind, make_numbering, row_of_claim
@@ -590,7 +590,7 @@ class Node:
         group = shard.state().groups.get(G)
         place = TopicPartition(ORDERS, PartitionId(0))
         found = None if group is None else group.committed(place, FACTS)
-        await prove(shard, self)
+        await shard.confirm(self)
         return 0 if found is None else int(found.offset)
 
 

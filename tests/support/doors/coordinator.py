@@ -18,9 +18,12 @@ def shard_of(coordinator: GroupCoordinator, partition: PartitionId) -> Shard:
     return coordinator._shards.by_partition[partition]
 
 
-def replace_proof(coordinator: GroupCoordinator, prove: Callable[[Shard], Awaitable[None]]) -> None:
+def replace_proof(
+    coordinator: GroupCoordinator, prove: Callable[[object], Awaitable[None]]
+) -> None:
     """Prove leadership by ``prove``: the time between a read and its proof is what is tested."""
-    coordinator._prove = prove  # type: ignore[method-assign, assignment]
+    for shard in coordinator._shards.by_partition.values():
+        shard.prove = prove  # type: ignore[method-assign, assignment]
 
 
 def instance_reader_of(coordinator: GroupCoordinator) -> InstanceReader:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from broker.coordinator import commits, transaction_coordinator
+from broker.coordinator import commits
 from broker.coordinator.completion import Completion, OpenDecision
 from broker.coordinator.home import Home
 from broker.coordinator.records import ShardRecord
@@ -196,4 +196,4 @@ def _answer_unsettled(patch: Patch) -> None:
 
 @transaction_fault("rule G3: a home that may be deposed refuses for good", "refused wrongly")
 def _unproven_refusal(patch: Patch) -> None:
-    patch.setattr(transaction_coordinator, "prove", _at_once)
+    patch.setattr(ShardRuntime, "confirm", _at_once)
