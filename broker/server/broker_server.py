@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ from broker.server.metadata_loader import MetadataLoader
 from broker.server.peer_requests import PeerRequests
 from broker.server.stage_leader import StagePorts
 from broker.server.stages import StageRequests, Stages, home_of_chunk, stage_settings
+from broker.server.topics import LiveLimits
 from broker.server.transaction_ports import Targets
 from broker.server.transactions import Coordinators
 from broker.server.unclean import (
@@ -211,7 +212,7 @@ class BrokerServer:
                 targets=targets,
                 stages=stages,
                 image=apis.home_image,
-                limits=LiveHomeLimits(lambda: self._loader.image, static).now,
+                limits=LiveLimits(lambda: self._loader.image, static, _home_limits).now,
             )
         )
         groups = GroupCoordinator(
@@ -253,7 +254,7 @@ class BrokerServer:
             proof=self._lifecycle,
             ask_home=self._ask_home,
             home_of=lambda id_: home_of_chunk(id_, self._loader.image),
-            settings=lambda: stage_settings(cluster_layers(self._loader.image, static)),
+            settings=LiveLimits(lambda: self._loader.image, static, stage_settings).now,
             is_clock_trusted=self._is_clock_trusted,
             clock_error_max_ms=config.timeouts.clock_difference_max_ms,
         )
@@ -360,24 +361,6 @@ def _group_configs(layers: ConfigLayers) -> GroupConfigs:
         default_assignor=layers.word(GROUP_CONSUMER_ASSIGNORS),
         retention=None if minutes < 0 else OffsetsRetention(minutes * 60_000, interval_ms),
     )
-
-
-class LiveHomeLimits:
-    """Limits of homes, read again whenever any config has changed."""
-
-    def __init__(self, image: Callable[[], MetadataImage], static: Mapping[str, str]) -> None:
-        self._image = image
-        self._static = static
-        self._configs: object = None
-        self._limits = HomeLimits()
-
-    def now(self) -> HomeLimits:
-        """Return the limits by the present image."""
-        image = self._image()
-        if self._configs is not image.configs:
-            self._configs = image.configs
-            self._limits = _home_limits(cluster_layers(image, self._static))
-        return self._limits
 
 
 def _home_limits(layers: ConfigLayers) -> HomeLimits:

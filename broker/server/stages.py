@@ -18,8 +18,9 @@ from broker.record.lines import encode_lines
 from broker.server.peer_codec import PeerRequestKind, join_body, split_body
 from broker.server.row_targets import layout_of, seeded_keyless, target_rows
 from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, rows_at
+from broker.server.topics import LiveLimits
 from broker.server.transaction_apis import StagedRow
-from broker.server.transactions import home_partition, home_topic
+from broker.server.transactions import home_partition, home_topic, transaction_limits
 from broker.transactions import stage_messages
 from broker.transactions.chunk_records import (
     ChunkKey,
@@ -33,7 +34,6 @@ from broker.transactions.messages import NO_GROUP
 from broker.transactions.stage_index import ChunkHome, StageLimits
 from broker.transactions.stage_messages import FindRefs, ReadStaged, StageBody, StageChunk
 from raft_metadata.common.configs.table import (
-    TRANSACTION_CHUNK_MAX_BYTES,
     TRANSACTION_MAX_AGE_MS,
     TRANSACTION_MAX_BYTES,
     TRANSACTION_MAX_CHUNKS,
@@ -44,7 +44,6 @@ from raft_metadata.common.configs.table import (
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome, StorageError
 from raft_metadata.common.ids import PartitionId, TopicIdPartition
 from raft_metadata.common.internal_topics import STAGED_TOPIC
-from raft_metadata.image.metadata_image import cluster_layers
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -228,7 +227,7 @@ class StageRequests:
         clock: Clock,
     ) -> None:
         self._config = config
-        self._static = config.static()
+        self._limits = LiveLimits(lambda: loader.image, config.static(), transaction_limits)
         self._router = router
         self._stages = stages
         self._loader = loader
@@ -281,8 +280,7 @@ class StageRequests:
         )
 
     def _check_size(self, size: int) -> None:
-        layers = cluster_layers(self._loader.image, self._static)
-        limit = layers.number(TRANSACTION_CHUNK_MAX_BYTES)
+        limit = self._limits.now().chunk_bytes
         if size > limit:
             text = f"{size} bytes of rows, transaction.chunk.max.bytes is {limit}: stage fewer"
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)

@@ -1,7 +1,8 @@
 """Topics: creation, deletion and look-up, and the topic configs that requests need.
 
 `RoutedBrokerApis` calls `TopicRequests`. The active controller decides; a creation is answered once
-every partition has a ready leader. `LiveConfigs` holds the configs as the newest image has them.
+every partition has a ready leader. `LiveConfigs` and `LiveLimits` hold configs as the newest image
+has them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from broker.server import peer_codec
 from broker.server.fetch import unproven_absence
@@ -42,7 +43,10 @@ if TYPE_CHECKING:
     from broker.ports import ControllerChannel, PeerChannel
     from broker.server.metadata_loader import MetadataLoader
     from raft_metadata.common.clock import Clock
+    from raft_metadata.common.configs.layers import ConfigLayers
     from raft_metadata.image.metadata_image import ConfigKey, MetadataImage, TopicImage
+
+T = TypeVar("T")
 
 
 class TimestampLimits(NamedTuple):
@@ -130,6 +134,34 @@ class LiveConfigs:
     def auto_create(self, image: MetadataImage) -> bool:
         """Return whether a produce to an unknown topic creates it."""
         return cluster_layers(image, self._static).flag(AUTO_CREATE_TOPICS_ENABLE)
+
+
+class LiveLimits(Generic[T]):
+    """Limits that the cluster's configs set, kept until any config changes.
+
+    Owned by its caller, on the broker's loop.
+    """
+
+    def __init__(
+        self,
+        image: Callable[[], MetadataImage],
+        static: Mapping[str, str],
+        read: Callable[[ConfigLayers], T],
+    ) -> None:
+        """Take ``read``, which reads the limits from the layers of the cluster's configs."""
+        self._image = image
+        self._static = static
+        self._read = read
+        self._configs: object = None
+        self._limits: T | None = None
+
+    def now(self) -> T:
+        """Return the limits by the present image."""
+        image = self._image()
+        if self._limits is None or self._configs is not image.configs:
+            self._configs = image.configs
+            self._limits = self._read(cluster_layers(image, self._static))
+        return self._limits
 
 
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")

@@ -25,6 +25,7 @@ from broker.server.row_targets import (
     seeded_keyless,
     target_rows,
 )
+from broker.server.topics import LiveLimits
 from broker.server.transaction_apis import (
     TRANSACTION_TIMEOUT_MS,
     TRANSACTION_TIMEOUT_MS_MAX,
@@ -68,7 +69,6 @@ from raft_metadata.common.configs.table import (
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicIdPartition, TopicName
 from raft_metadata.common.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from raft_metadata.image.metadata_image import cluster_layers
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from broker.server.router import LeaderRouter
     from broker.server.transaction_ports import Targets
     from raft_metadata.common.clock import Clock
+    from raft_metadata.common.configs.layers import ConfigLayers
     from raft_metadata.image.metadata_image import (
         MetadataImage,
         PartitionRegistration,
@@ -118,25 +119,12 @@ class TransactionRequests:
         self._targets = targets
         self._keyless = keyless
         self._clock = clock
-        self._static = config.static()
-        self._configs: object = None
-        """The image's configs from which ``_limits`` were read."""
-        self._limits = TransactionLimits()
+        self._limits = LiveLimits(lambda: loader.image, config.static(), transaction_limits)
 
     @property
     def limits(self) -> TransactionLimits:
         """The limits in force, read again when the image's configs have changed."""
-        image = self._loader.image
-        if image.configs is not self._configs:
-            layers = cluster_layers(image, self._static)
-            self._limits = TransactionLimits(
-                inline_bytes=layers.number(TRANSACTION_INLINE_MAX_BYTES),
-                chunk_bytes=layers.number(TRANSACTION_CHUNK_MAX_BYTES),
-                chunks=layers.number(TRANSACTION_MAX_CHUNKS),
-                partitions=layers.number(TRANSACTION_MAX_PARTITIONS),
-            )
-            self._configs = image.configs
-        return self._limits
+        return self._limits.now()
 
     # ---- one id
 
@@ -406,6 +394,16 @@ def _with_attempts(
     is_open = found.state is TransactionState.COMMITTING
     state = TransactionState.STAGING if news and not is_open else found.state
     return replace(found, attempts=news, state=state)
+
+
+def transaction_limits(layers: ConfigLayers) -> TransactionLimits:
+    """Return the limits that requests are held to, as the cluster's configs have them."""
+    return TransactionLimits(
+        inline_bytes=layers.number(TRANSACTION_INLINE_MAX_BYTES),
+        chunk_bytes=layers.number(TRANSACTION_CHUNK_MAX_BYTES),
+        chunks=layers.number(TRANSACTION_MAX_CHUNKS),
+        partitions=layers.number(TRANSACTION_MAX_PARTITIONS),
+    )
 
 
 def home_topic(id_: TransactionalId) -> TopicName:

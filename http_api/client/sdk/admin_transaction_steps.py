@@ -6,15 +6,18 @@ id names another thing in each group, and without one; so they take the group be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, TypeVar
 
 from http_api.client import transaction_calls
+from http_api.client.calls import Call
 from http_api.client.sdk.admin_resources import check_name
 from http_api.client.sdk.admin_steps import AdminCall, list_of_names
 from http_api.client.sdk.steps import Steps
 from http_api.client.transaction_calls import ProducerLife, TransactionInfo
 
+T = TypeVar("T")
 TRANSACTION_STATES: Final = ("staging", "committing", "complete", "aborted")
 
 
@@ -45,33 +48,24 @@ def describe_transactions(
     call: AdminCall, ids: Iterable[str], group: str | None
 ) -> Steps[dict[str, TransactionInfo]]:
     """Describe each id: its last position, what that waits for, and what is staged."""
-    wanted = list_of_names("transactional id", ids)
-    if group is not None:
-        check_name("group", group)
-    cluster_id = yield from call.cluster_id()
-    return (
-        yield from call.each(
-            wanted,
-            lambda name: call.request(
-                transaction_calls.describe_transaction(cluster_id, name, group_id=group)
-            ),
-        )
-    )
+    ask = partial(transaction_calls.describe_transaction, group_id=group)
+    return (yield from _each_id(call, ids, group, ask))
 
 
 def fence_producers(
     call: AdminCall, ids: Iterable[str], group: str | None
 ) -> Steps[dict[str, ProducerLife]]:
     """Give each id its next epoch, so that its present producer decides nothing any more."""
+    ask = partial(transaction_calls.init_producer, group_id=group)
+    return (yield from _each_id(call, ids, group, ask))
+
+
+def _each_id(
+    call: AdminCall, ids: Iterable[str], group: str | None, ask: Callable[[str, str], Call[T]]
+) -> Steps[dict[str, T]]:
+    """Make one request for each id; those that fail are named together."""
     wanted = list_of_names("transactional id", ids)
     if group is not None:
         check_name("group", group)
     cluster_id = yield from call.cluster_id()
-    return (
-        yield from call.each(
-            wanted,
-            lambda name: call.request(
-                transaction_calls.init_producer(cluster_id, name, group_id=group)
-            ),
-        )
-    )
+    return (yield from call.each(wanted, lambda name: call.request(ask(cluster_id, name))))
