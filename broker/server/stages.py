@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from broker.coordinator.home import Missing
+from broker.coordinator.led_shards import LedPartitions
 from broker.log.log_reader import warm
 from broker.record.lines import encode_lines
 from broker.server.peer_codec import PeerRequestKind, join_body, split_body
@@ -99,45 +100,26 @@ class Stages:
         led_epoch: Callable[[TopicIdPartition], LeaderEpoch | None],
     ) -> None:
         self._ports = ports
-        self._led_epoch = led_epoch
-        self._leaders: dict[PartitionId, StageLeader] = {}
-        self._tasks: asyncio.TaskGroup | None = None
+        self._leaders = LedPartitions(STAGED_TOPIC, led_epoch, self._make_leader)
+
+    def _make_leader(
+        self, topic: TopicImage, partition: PartitionId, epoch: LeaderEpoch
+    ) -> StageLeader:
+        return StageLeader(TopicIdPartition(topic.topic_id, partition), epoch, self._ports)
 
     def on_metadata_update(self, image: MetadataImage) -> None:
         """Begin and end leaders by this broker's roles, which the replicas have taken already."""
-        topic = image.topic(STAGED_TOPIC)
-        led: dict[PartitionId, tuple[TopicIdPartition, LeaderEpoch]] = {}
-        for number in range(0 if topic is None else len(topic.partitions)):
-            assert topic is not None
-            place = TopicIdPartition(topic.topic_id, PartitionId(number))
-            epoch = self._led_epoch(place)
-            if epoch is not None:
-                led[place.partition] = (place, epoch)
-        for partition, leader in list(self._leaders.items()):
-            if led.get(partition) != (leader.place, leader.epoch):
-                del self._leaders[partition]
-                leader.close()
-        for partition, (place, epoch) in led.items():
-            if partition not in self._leaders:
-                leader = StageLeader(place, epoch, self._ports)
-                self._leaders[partition] = leader
-                self._start(leader)
-
-    def _start(self, leader: StageLeader) -> None:
-        if self._tasks is not None:
-            self._tasks.create_task(leader.run(), name=f"stage-{leader.place.partition}")
+        self._leaders.follow(image)
 
     async def run(self) -> None:
         """Own the leaders' tasks, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            for leader in self._leaders.values():
-                self._start(leader)
+            self._leaders.start(tasks)
             await asyncio.Event().wait()
 
     def find(self, partition: PartitionId) -> StageLeader:
         """Return the leader of a stage partition; NOT_LEADER_OR_FOLLOWER if it is not led here."""
-        leader = self._leaders.get(partition)
+        leader = self._leaders.by_partition.get(partition)
         if leader is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return leader
