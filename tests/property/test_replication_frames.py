@@ -7,17 +7,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.replication import frames
-from broker.replication.frames import Ack, Diverging, FrameError, Key, Open, Push, Refused, Valid
+from broker.replication.frames import (
+    Ack,
+    Diverging,
+    FrameError,
+    Key,
+    Open,
+    Push,
+    Refused,
+    Skip,
+    Valid,
+)
 from raft_metadata.common.ids import PartitionId, TopicId, TopicIdPartition, id_from_bytes
 
 i32 = st.integers(-(2**31), 2**31 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)
 u64 = st.integers(0, 2**64 - 1)
 keys = st.builds(Key, st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1))
+told = st.none() | st.binary(min_size=1, max_size=100)
+"""Producers that a leader tells of: a snapshot, which is never empty, or none."""
 control = st.one_of(
     st.builds(Open, u64, i32, i64, i32, i64, i64, i64),
-    st.builds(Valid, u64, i32, u64, i64, i64),
-    st.builds(Diverging, u64, i32, i32, i64),
+    st.builds(Valid, u64, i32, u64, i64, i64, told),
+    st.builds(Diverging, u64, i32, i32, i64, told),
+    st.builds(Skip, u64, i32, i64, st.binary(max_size=100)),
     st.builds(Refused, u64, i32, i32),
     st.builds(Ack, u64, i32, i64, i64, i64),
 )
@@ -25,7 +38,7 @@ control = st.one_of(
 
 @given(keys, control)
 def test_control_frames_round_trip(
-    key: Key, frame: Open | Valid | Diverging | Refused | Ack
+    key: Key, frame: Open | Valid | Diverging | Skip | Refused | Ack
 ) -> None:
     raw = frames.encode(key, frame)
     length, kind = frames.PREFIX.unpack_from(raw)
