@@ -205,7 +205,9 @@ class Home:
             ]
             self._completion.add(self._home(), positions)
 
-    def _turn(self, turn: Callable[[Any, HomeState], tuple[T, Records]]) -> T:
+    def _turn(
+        self, turn: Callable[[Any, HomeState], tuple[T, Records]], *, unhurried: bool = False
+    ) -> T:
         """Make a turn of the home: its records are one decision of the shard (rule S1)."""
         self._home()
 
@@ -216,7 +218,7 @@ class Home:
             state.apply(*(ShardRecord(key, value) for key, value in records))
             return answer
 
-        return self._shard.decide(decision)
+        return self._shard.decide(decision, unhurried=unhurried)
 
     # ---- requests
 
@@ -459,7 +461,7 @@ class Home:
             )
 
         try:
-            self._turn(turn)
+            self._turn(turn, unhurried=True)
         except KafkaError:
             return False
         return True

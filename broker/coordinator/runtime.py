@@ -35,6 +35,8 @@ LOAD_RETRY_MS = 100
 PROOF_WAIT_MS = 100
 """Time to wait for a heartbeat that proves this broker's leadership; then an append must prove
 it."""
+UNHURRIED_MS = 250
+"""Time for which records that no request waits for are kept for the next append."""
 PARKED_DECISIONS_MAX = 20_000
 """Most records that wait to be written; QUEUE_FULL beyond."""
 
@@ -153,6 +155,8 @@ class ShardRuntime(ABC, Generic[S]):
         self._gathering: _Batch | None = None
         self._writing: _Batch | None = None
         self._wake_writer = asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None
+        """The time at which records that wait for the next append are written without one."""
         self.on_loaded: Callable[[], None] = _nothing
         """Called in the turn of a load; all that was found is committed then (rule G1)."""
         self.on_committed: Callable[[Sequence[ShardRecord]], None] = _nothing
@@ -206,9 +210,13 @@ class ShardRuntime(ABC, Generic[S]):
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return self._state
 
-    def decide(self, decision: Callable[[S], T], generation: int | None = None) -> T:
+    def decide(
+        self, decision: Callable[[S], T], generation: int | None = None, *, unhurried: bool = False
+    ) -> T:
         """Make a decision on the state and hand its records to the writer, without an ``await``.
 
+        ``unhurried``: no request waits for the records; they are written with those of the next
+        decision, or with the next answer that depends on them, or after `UNHURRIED_MS`.
         A decision that raises after it has changed something is a bug: the state is dropped.
         """
         state = self.state(generation)
@@ -228,7 +236,11 @@ class ShardRuntime(ABC, Generic[S]):
             if self._gathering is None:
                 self._gathering = _Batch()
             self._gathering.add(entries)
-            self._wake_writer.set()
+            if not unhurried:
+                self._wake_writer.set()
+            elif self._later is None:
+                loop = asyncio.get_running_loop()
+                self._later = loop.call_later(UNHURRIED_MS / 1000, self._wake_writer.set)
         self._decided(entries)
         return answer
 
@@ -243,6 +255,8 @@ class ShardRuntime(ABC, Generic[S]):
         batch = self._gathering or self._writing
         if batch is None:
             return
+        if batch is self._gathering:
+            self._wake_writer.set()
         await batch.done.wait()
         if batch.error is not None:
             error = batch.error
@@ -316,6 +330,8 @@ class ShardRuntime(ABC, Generic[S]):
         An append in flight keeps its own outcome: it may still be committed.
         """
         self._closed = True
+        if self._later is not None:
+            self._later.cancel()
         self._drop(KafkaError(ErrorCode.NOT_COORDINATOR))
         self._wake_writer.set()
 
@@ -373,6 +389,9 @@ class ShardRuntime(ABC, Generic[S]):
 
     async def _write(self) -> None:
         batch, self._gathering = self._gathering, None
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         if batch is None or self._closed:
             return
         self._writing = batch

@@ -92,7 +92,13 @@ class Shard(ShardRuntime[GroupsState]):
     # ---- decisions
 
     @override
-    def decide(self, decision: Callable[[GroupsState], T], generation: int | None = None) -> T:
+    def decide(
+        self,
+        decision: Callable[[GroupsState], T],
+        generation: int | None = None,
+        *,
+        unhurried: bool = False,
+    ) -> T:
         """Make a decision on the state and hand its records to the writer, without an ``await``.
 
         Topics that have changed are followed first, so that no decision takes what a member owns of
@@ -101,7 +107,7 @@ class Shard(ShardRuntime[GroupsState]):
         topics = self._present_topics()
         if topics is not None and topics is not self._topics:
             super().decide(lambda state: self._follow_topics(state, topics), generation)
-        return super().decide(decision, generation)
+        return super().decide(decision, generation, unhurried=unhurried)
 
     @override
     def _decided(self, entries: Sequence[ShardRecord]) -> None:

@@ -25,7 +25,7 @@ from broker.transactions.home_messages import (
     InitId,
     UnitsApplied,
 )
-from broker.transactions.home_records import StagedPlace, Target
+from broker.transactions.home_records import StagedPlace, Target, TransactionValue
 from broker.transactions.home_state import HomeLimits
 from broker.transactions.messages import (
     NO_GROUP,
@@ -221,6 +221,43 @@ async def test_a_one_shot_is_complete_once_its_targets_have_it() -> None:
         again = await led.home.answer(request)
         assert again.placed == outcome.placed
         assert len(here.targets.asked) == 2
+
+
+def completions(led: Led) -> list[int]:
+    """The appends that hold a completion, by their place among all appends."""
+    return [
+        number
+        for number, records in enumerate(led.appends)
+        for record in records
+        if isinstance(record.value, TransactionValue)
+        and record.value.state is TransactionState.COMPLETE
+    ]
+
+
+async def test_a_completion_is_written_with_the_next_decision() -> None:
+    async with world() as here:
+        led = await here.lead()
+        for key in ("a", "b", "c"):
+            await led.home.answer(one_shot(key, rows(DEBITS, 1)))
+        assert completions(led) == [1, 2], "one append for each decision"
+
+
+async def test_a_completion_that_no_decision_follows_is_written_all_the_same() -> None:
+    async with world() as here:
+        led = await here.lead()
+        await led.home.answer(one_shot("a", rows(DEBITS, 1)))
+        assert completions(led) == []
+        await until(lambda: completions(led))
+
+
+async def test_rule_g1_an_answer_that_rests_on_a_completion_has_it_written_at_once() -> None:
+    async with world() as here:
+        led = await here.lead()
+        request = one_shot("a", rows(DEBITS, 1))
+        await led.home.answer(request)
+        assert completions(led) == []
+        await led.home.answer(request)
+        assert completions(led) == [1]
 
 
 async def test_rule_s1_nothing_is_sent_before_the_decision_is_committed() -> None:
