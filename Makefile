@@ -47,6 +47,10 @@ mutants: .venv .cache/mutants/tools ## change the pure cores at random, see that
 power-loss: .venv ## cut the power of a loaded cluster fifty times; as root on real file systems, else the stand-in
 	@$(PYTHON) -m pytest -m slow -s tests/integration/test_cluster_power_loss.py -k "fifty and best or lie or flush_os" $(ARGS)
 
+.PHONY: soak
+soak: .venv ## an hour of transactions, one of them open all the time, a broker killed every 5 min; ARGS="--duration 2m"
+	@$(PYTHON) -m chaos.soak $(ARGS)
+
 .PHONY: check
 check: .venv ## format, style, types, imports, dead links, pictures: what tests/architecture checks too, with the tools' own output
 	@$(PYTHON) -m ruff format --check .

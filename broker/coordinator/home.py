@@ -542,7 +542,7 @@ class Home:
             id=id_,
             epoch=epoch,
             last=home_decisions.last_position(last),
-            state=TransactionState.STAGING if last is None else last.state,
+            state=TransactionState.EMPTY if last is None else last.state,
             decided_ms=None if last is None else last.decided_ms,
             placed=() if last is None else last.placed,
             pending=() if decision is None else self._completion.pending(decision),

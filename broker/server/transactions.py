@@ -229,7 +229,7 @@ class TransactionRequests:
     async def transactions(self, state: TransactionState | None) -> list[TransactionDescription]:
         """Return the ids of all homes, with the attempts that stages hold, sorted."""
         deadline_ms = self._clock.monotonic_ms() + LIST_TIMEOUT_MS
-        wanted = None if state is TransactionState.STAGING else state
+        wanted = None if state in NOT_DECIDED else state
         asked = []
         for name in (TRANSACTIONS_TOPIC, OFFSETS_TOPIC):
             topic = await self._internal.existing(name)
@@ -249,7 +249,7 @@ class TransactionRequests:
         self, state: TransactionState | None
     ) -> dict[TransactionalId, list[StagedAttempt]]:
         staged: dict[TransactionalId, list[StagedAttempt]] = {}
-        if state in {None, TransactionState.STAGING}:
+        if state is None or state in NOT_DECIDED:
             for id_, attempt in await self._homes.stages.attempts():
                 staged.setdefault(id_, []).append(attempt)
         return staged
@@ -383,6 +383,10 @@ class Coordinators:
         if request.id.group == NO_GROUP:
             return await self.transactions.answer(partition, request)
         return await self.groups.answer_home(partition, request)
+
+
+NOT_DECIDED = frozenset({TransactionState.EMPTY, TransactionState.STAGING})
+"""States that the stages tell from one another, not the homes."""
 
 
 def _with_attempts(

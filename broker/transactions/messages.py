@@ -117,6 +117,8 @@ class OffsetMove:
 class TransactionState(Enum):
     """The state of a position. STAGING is known to stages only: their home has decided nothing."""
 
+    EMPTY = "empty"
+    """Of an id only: a producer was initialised, and has neither a position nor staged rows."""
     STAGING = "staging"
     COMMITTING = "committing"
     """Decided: nothing can undo it. Some target may not have committed its rows yet."""

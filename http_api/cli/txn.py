@@ -14,7 +14,7 @@ from http_api.cli.options import examples
 from http_api.cli.session import Columns, CommandSession, Row, cluster_command, or_dash, table
 from http_api.client import transaction_calls as calls
 
-STATES = ("staging", "committing", "complete", "aborted")
+STATES = ("empty", "staging", "committing", "complete", "aborted")
 
 group_option = click.option(
     "-g",

@@ -273,6 +273,30 @@ async def test_clients_neither_read_nor_write_nor_trim_what_is_staged(cluster: L
     assert (described.body["partitions_count"], described.body["replication_factor"]) == (12, 3)
 
 
+async def test_an_id_is_staging_while_a_stage_has_its_rows_and_empty_before(
+    cluster: LiveCluster,
+) -> None:
+    await cluster.create_topic("listed", partitions=3)
+    producer = StagingProducer(cluster, "listed-1", "listed")
+    await producer.init()
+
+    async def listed_as() -> list[str]:
+        url = f"{cluster.url(2)}/v3/clusters/{cluster.read().cluster_id}/transactions?state="
+        states = ("empty", "staging", "committing", "complete", "aborted")
+        answers = {state: await cluster.ask("GET", url + state) for state in states}
+        return [
+            state
+            for state, answer in answers.items()
+            if any(one["transaction_id"] == "listed-1" for one in answer.body["data"])
+        ]
+
+    assert await listed_as() == ["empty"]
+    await producer.stage(1, 0)
+    assert await listed_as() == ["staging"]
+    await producer.commit(1, 1)
+    assert await listed_as() == ["complete"]
+
+
 async def test_rule_s9_chunks_survive_the_death_of_their_stage(cluster: LiveCluster) -> None:
     await cluster.create_topic("killed", partitions=3)
     producer = StagingProducer(cluster, "killed-1", "killed")

@@ -322,7 +322,7 @@ class Admin:
     ) -> list[TransactionInfo]:
         """List transactional ids and keys, of one group or of all groups and of none.
 
-        ``states`` are ``"staging"``, ``"committing"``, ``"complete"`` and ``"aborted"``.
+        ``states``: ``"empty"``, ``"staging"``, ``"committing"``, ``"complete"``, ``"aborted"``.
         ``timeout`` is in seconds; None: ``api_timeout_ms``.
         """
         return self._run(

@@ -18,7 +18,7 @@ from http_api.client.sdk.steps import Steps
 from http_api.client.transaction_calls import ProducerLife, TransactionInfo
 
 T = TypeVar("T")
-TRANSACTION_STATES: Final = ("staging", "committing", "complete", "aborted")
+TRANSACTION_STATES: Final = ("empty", "staging", "committing", "complete", "aborted")
 
 
 def list_transactions(

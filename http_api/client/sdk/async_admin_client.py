@@ -342,7 +342,7 @@ class AsyncAdmin:
     ) -> list[TransactionInfo]:
         """List transactional ids and keys, of one group or of all groups and of none.
 
-        ``states`` are ``"staging"``, ``"committing"``, ``"complete"`` and ``"aborted"``.
+        ``states``: ``"empty"``, ``"staging"``, ``"committing"``, ``"complete"``, ``"aborted"``.
         ``timeout`` is in seconds; None: ``api_timeout_ms``.
         """
         return await self._run(

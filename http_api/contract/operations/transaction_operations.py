@@ -76,7 +76,7 @@ TIMEOUT: Final = IntegerParameter(
     description="Milliseconds after which the request is answered, whatever it waits for.",
     example=10_000,
 )
-STATES: Final = ("staging", "committing", "complete", "aborted")
+STATES: Final = ("empty", "staging", "committing", "complete", "aborted")
 STATE: Final = WordParameter(
     "state", words=STATES, description="Only ids in this state.", example="committing"
 )
