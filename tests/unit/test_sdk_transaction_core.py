@@ -350,6 +350,38 @@ def test_a_decided_one_that_is_not_complete_in_time_says_so() -> None:
     assert [at[2] for at in home.decided] == [0, 1, 2]
 
 
+def test_a_decided_one_that_can_not_be_asked_about_has_outcomes() -> None:
+    home = HomeStandIn()
+    home.begin()
+    home.produce(1)
+    home.states = ["committing"]
+    home.turn = lambda: home.refusals.append((404, 40403))  # type: ignore[method-assign]
+    with pytest.raises(CommittingError, match="not known"):
+        home.commit(5.0)
+    assert [(error, receipt.offset) for error, receipt in home.outcomes] == [(None, None)]
+
+
+def test_what_comes_while_a_commit_waits_for_chunks_is_refused() -> None:
+    home = HomeStandIn({"transactional_group": "", "batch_size": 1_000})
+    home.begin()
+    for number in range(1_000):
+        home.produce([number, "x" * 90])
+    refused = []
+
+    def turn() -> None:
+        if not refused:
+            with pytest.raises(TransactionStateError, match="being committed"):
+                home.produce("late")
+            refused.append(True)
+        HomeStandIn.turn(home)
+
+    home.turn = turn  # type: ignore[method-assign]
+    home.commit()
+    assert refused
+    assert len(home.outcomes) == 1_000
+    assert home.commits
+
+
 def test_what_was_not_sent_is_aborted_without_a_request() -> None:
     home = HomeStandIn()
     home.begin()

@@ -201,6 +201,9 @@ class TransactionCore:
         if self.fatal is not None:
             raise self.fatal
         self._expect("produce", TransactionPhase.OPEN)
+        if self._is_sealed:
+            msg = "produce: the transaction is being committed"
+            raise TransactionStateError(msg)
         if self.transaction.failure is not None:
             raise self.transaction.failure
 
@@ -250,8 +253,8 @@ class TransactionCore:
         key: Any,
         value: Any,
         parts: Sequence[RecordFields] | None,
-    ) -> None:
-        """Add a record; the arguments are those of `ProducerCore.put`."""
+    ) -> int:
+        """Add a record, and return its partition; the arguments are those of `ProducerCore.put`."""
         transaction = self.transaction
         if parts is not None:
             outcome = SplitOutcome(len(parts), awaiting)
@@ -267,6 +270,7 @@ class TransactionCore:
             transaction.seal_all()
         if not self._is_learning and not transaction.fits_inline:
             transaction.is_staging = True
+        return number
 
     def _partition(self, topic: TopicState, partition: int | None, fields: RecordFields) -> int:
         if partition is not None:
@@ -341,10 +345,17 @@ class TransactionCore:
         transaction.is_staging = transaction.is_staging or not transaction.fits_inline
         transaction.seal_all()
         if transaction.is_staging:
-            yield from self.staged_steps(shell, until_s)
+            self._is_sealed = True
+            try:
+                yield from self.staged_steps(shell, until_s)
+            finally:
+                self._is_sealed = False
         transaction.freeze(self._attempt_id(home))
         self.state = TransactionPhase.SENT
         return False
+
+    _is_sealed = False
+    """True while a commit waits for the last chunks: what came now would not be in it."""
 
     def staged_steps(self, shell: Shell, until_s: float) -> Steps[None]:
         """Wait until every sealed chunk is staged.
@@ -407,6 +418,8 @@ class TransactionCore:
             except QuorumlogError as error:
                 raised = self._refused(error)
                 yield from self._deliver_failure()
+                if isinstance(raised, CommittingError):
+                    yield CallBacks(list(transaction.committed(None)))
                 raise raised from error
             if result.state == "complete":
                 self._next()
