@@ -704,7 +704,6 @@ async def test_a_transaction_is_read_whole_or_not_at_all(cluster: LiveCluster) -
             await producer.flush()
             assert await contents(cluster, "test-topic") == []
         assert (res.offset, res.timestamp, res.topic) == (-1, 7, "test-topic")
-        assert (await future).partition == 1
         assert (await of_batch).offset == (await future).offset + 1
         futures: list[asyncio.Future[Any]] = []
         with pytest.raises(KeyError):
@@ -771,30 +770,36 @@ async def test_calls_that_transactions_refuse(cluster: LiveCluster) -> None:
     assert await contents(cluster, "outside") == [b"1"]
 
 
+async def fence_and_fail(old: AIOKafkaProducer, new: AIOKafkaProducer) -> None:
+    """Leave a block that has staged rows by an exception, behind the start of a newer producer."""
+    place = TopicPartition("fin", 0)
+    async with old.transaction():
+        await old.send_offsets_to_transaction({place: 0}, "fgroup")
+        for _ in range(2_000):
+            await old.send("fout", b"old" * 20)
+        await old.flush()
+        await new.start()
+        await move(new, place, b"new")
+        raise KeyError
+
+
 async def test_a_newer_producer_fences_an_older_one(cluster: LiveCluster) -> None:
     """Rule S6: start() fences. The block's own exception is not hidden by the fence."""
-    await cluster.create_topic("fence", 1)
-    async with (
-        new_producer(cluster, transactional_id="fenced") as old,
-        new_producer(cluster, transactional_id="fenced-2") as older,
-    ):
+    for name in ("fin", "fout"):
+        await cluster.create_topic(name, 1)
+    await write(cluster, "fin", b"1")
+    async with new_producer(cluster, transactional_id="fenced") as old:
         await old.begin_transaction()
-        future = await old.send("fence", b"old")
-        async with (
-            new_producer(cluster, transactional_id="fenced") as new,
-            new_producer(cluster, transactional_id="fenced-2"),
-        ):
-            with pytest.raises(ProducerFenced):
-                await old.commit_transaction()
-            with pytest.raises(ProducerFenced):
-                await old.begin_transaction()
-            with pytest.raises(ProducerFenced):
-                await future
+        future = await old.send("fout", b"old")
+        async with new_producer(cluster, transactional_id="fenced") as new:
+            for call in (old.commit_transaction(), old.begin_transaction(), future):
+                with pytest.raises(ProducerFenced):
+                    await call
+            newest = new_producer(cluster, transactional_id="fenced")
             with pytest.raises(KeyError):
-                await write_and_fail(older, "fence", 2_000, [])
-            async with new.transaction():
-                await new.send("fence", b"new")
-    assert await contents(cluster, "fence") == [b"new"]
+                await fence_and_fail(new, newest)
+            await newest.stop()
+    assert await contents(cluster, "fout") == [b"new"]
 
 
 async def test_a_commit_goes_on_when_its_call_is_cancelled(cluster: LiveCluster) -> None:
@@ -931,7 +936,7 @@ async def test_offsets_without_a_consumer_are_compared(cluster: LiveCluster) -> 
     """Rule S8: of two processes that do one job from the same offset only one commits."""
     for name in ("oin", "oout"):
         await cluster.create_topic(name, 2)
-    first, second = TopicPartition("oin", 0), TopicPartition("oin", 1)
+    first = TopicPartition("oin", 0)
     await write(cluster, "oin", b"1")
     async with (
         new_producer(cluster, transactional_id="job-1") as one,
@@ -940,7 +945,7 @@ async def test_offsets_without_a_consumer_are_compared(cluster: LiveCluster) -> 
         for producer in (one, two):
             await producer.begin_transaction()
             await producer.send("oout", b"one" if producer is one else b"two")
-            await producer.send_offsets_to_transaction({first: (0, "note"), second: 0}, "ogroup")
+            await producer.send_offsets_to_transaction({first: (0, "note")}, "ogroup")
         await one.commit_transaction()
         with pytest.raises(CommitFailedError):
             await two.commit_transaction()
