@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from quorumlog import AsyncAdmin
+from quorumlog import TopicPartition as SdkPartition
 from quorumlog.compat.aiokafka import (
     AIOKafkaClient,
     AIOKafkaConsumer,
@@ -25,12 +26,15 @@ from quorumlog.compat.aiokafka import (
 from quorumlog.compat.aiokafka.errors import (
     CommitFailedError,
     IllegalStateError,
+    KafkaConfigurationError,
     KafkaConnectionError,
+    KafkaError,
     KafkaTimeoutError,
     MessageSizeTooLargeError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
     ProducerClosed,
+    ProducerFenced,
     UnknownTopicOrPartitionError,
     UnsupportedVersionError,
 )
@@ -256,19 +260,6 @@ async def test_acks(cluster: LiveCluster, acks: int | str) -> None:
     await cluster.create_topic(topic, 1)
     async with new_producer(cluster, acks=acks) as producer:
         assert (await producer.send_and_wait(topic, b"1")).offset == (-1 if acks == 0 else 0)
-
-
-async def test_transactions_are_refused(cluster: LiveCluster) -> None:
-    """Each transactional call names itself."""
-    async with new_producer(cluster) as producer:
-        for call in ("begin_transaction", "commit_transaction", "abort_transaction"):
-            with pytest.raises(IllegalOperation, match=call):
-                await getattr(producer, call)()
-        with pytest.raises(IllegalOperation, match="transaction"):
-            async with producer.transaction():
-                pass
-        with pytest.raises(IllegalOperation, match="send_offsets_to_transaction"):
-            await producer.send_offsets_to_transaction({TopicPartition("t", 0): 1}, "g")
 
 
 async def test_start_without_a_broker() -> None:
@@ -681,6 +672,313 @@ async def test_the_client(cluster: LiveCluster) -> None:
             await client.send(1, object())
     finally:
         await client.close()
+
+
+async def contents(cluster: LiveCluster, topic: str) -> list[bytes | None]:
+    """All that can be read of a topic now."""
+    async with new_consumer(cluster, topic) as consumer:
+        places = consumer.assignment()
+        count = sum((await consumer.end_offsets(places)).values())
+        return [one.value for one in await read(consumer, count)]
+
+
+async def write_and_fail(
+    producer: AIOKafkaProducer, topic: str, count: int, futures: list[asyncio.Future[Any]]
+) -> None:
+    """Send records in a block that an exception ends."""
+    async with producer.transaction():
+        futures += [await producer.send(topic, b"never" * 20) for _ in range(count)]
+        raise KeyError
+
+
+async def test_a_transaction_is_read_whole_or_not_at_all(cluster: LiveCluster) -> None:
+    """The library's example of a transactional producer: an exception in the block aborts."""
+    await cluster.create_topic("test-topic", 2)
+    async with new_producer(cluster, transactional_id="transactional_test") as producer:
+        async with producer.transaction():
+            res = await producer.send_and_wait("test-topic", b"1", timestamp_ms=7)
+            future = await producer.send("test-topic", b"2", partition=1)
+            batch = producer.create_batch()
+            batch.append(key=None, value=b"3", timestamp=None)
+            of_batch = await producer.send_batch(batch, "test-topic", partition=1)
+            await producer.flush()
+            assert await contents(cluster, "test-topic") == []
+        assert (res.offset, res.timestamp, res.topic) == (-1, 7, "test-topic")
+        assert (await of_batch).offset == (await future).offset + 1
+        futures: list[asyncio.Future[Any]] = []
+        with pytest.raises(KeyError):
+            await write_and_fail(producer, "test-topic", 1, futures)
+        with pytest.raises(KafkaError, match="aborted"):
+            await futures[0]
+    async with new_consumer(cluster, "test-topic") as consumer:
+        rows = {one.value: one.partition for one in await read(consumer, 3)}
+    assert rows == {b"1": res.topic_partition.partition, b"2": 1, b"3": 1}
+
+
+async def test_a_large_transaction_is_staged(cluster: LiveCluster) -> None:
+    """Flush inside waits for stages, not for the commit; futures have offsets or -1 at its end."""
+    await cluster.create_topic("staged", 1)
+    values = [b"%05d" % number * 20 for number in range(3_000)]
+    async with new_producer(cluster, transactional_id="large") as producer:
+        await producer.begin_transaction()
+        futures = [await producer.send("staged", value) for value in values]
+        await producer.flush()
+        assert not any(one.done() for one in futures)
+        await producer.commit_transaction()
+        offsets = [(await one).offset for one in futures]
+    assert offsets[0] == 0
+    assert set(offsets) <= {-1, *range(3_000)}
+    assert await contents(cluster, "staged") == values
+
+
+async def test_calls_that_transactions_refuse(cluster: LiveCluster) -> None:
+    """Without an id, outside of a transaction, begun twice: the library's errors."""
+    await cluster.create_topic("outside", 1)
+    place = TopicPartition("outside", 0)
+    async with new_producer(cluster) as plain:
+        for call in ("begin_transaction", "commit_transaction", "abort_transaction"):
+            with pytest.raises(IllegalOperation, match="transaction_id"):
+                await getattr(plain, call)()
+        with pytest.raises(IllegalOperation, match="transaction_id"):
+            async with plain.transaction():
+                pass
+        with pytest.raises(IllegalOperation, match="transaction_id"):
+            await plain.send_offsets_to_transaction({place: 1}, "g")
+    async with new_producer(cluster, transactional_id="refused") as producer:
+        batch = producer.create_batch()
+        batch.append(key=None, value=b"1", timestamp=None)
+        for sent in (
+            producer.send("outside", b"1"),
+            producer.send_and_wait("outside", b"1"),
+            producer.send_batch(batch, "outside", partition=0),
+            producer.commit_transaction(),
+            producer.send_offsets_to_transaction({place: 1}, "g"),
+        ):
+            with pytest.raises(IllegalOperation):
+                await sent
+        await producer.abort_transaction()  # as behind a commit that failed
+        await producer.begin_transaction()
+        with pytest.raises(IllegalOperation, match="begin"):
+            await producer.begin_transaction()
+        for offsets, group in (({place: 1}, ""), ({}, "g"), ({place: 1}, None)):
+            with pytest.raises(ValueError):  # noqa: PT011 the library's, with the argument alone
+                await producer.send_offsets_to_transaction(offsets, group)  # type: ignore[arg-type]
+        await producer.send("outside", b"1")
+        await producer.commit_transaction()
+    with pytest.raises(ProducerClosed):
+        await producer.begin_transaction()
+    assert await contents(cluster, "outside") == [b"1"]
+
+
+async def fence_and_fail(old: AIOKafkaProducer, new: AIOKafkaProducer) -> None:
+    """Leave a block that has staged rows by an exception, behind the start of a newer producer."""
+    place = TopicPartition("fin", 0)
+    async with old.transaction():
+        await old.send_offsets_to_transaction({place: 0}, "fgroup")
+        for _ in range(2_000):
+            await old.send("fout", b"old" * 20)
+        await old.flush()
+        await new.start()
+        await move(new, place, b"new")
+        raise KeyError
+
+
+async def test_a_newer_producer_fences_an_older_one(cluster: LiveCluster) -> None:
+    """Rule S6: start() fences. The block's own exception is not hidden by the fence."""
+    for name in ("fin", "fout"):
+        await cluster.create_topic(name, 1)
+    await write(cluster, "fin", b"1")
+    async with new_producer(cluster, transactional_id="fenced") as old:
+        await old.begin_transaction()
+        future = await old.send("fout", b"old")
+        async with new_producer(cluster, transactional_id="fenced") as new:
+            for call in (old.commit_transaction(), old.begin_transaction(), future):
+                with pytest.raises(ProducerFenced):
+                    await call
+            newest = new_producer(cluster, transactional_id="fenced")
+            with pytest.raises(KeyError):
+                await fence_and_fail(new, newest)
+            await newest.stop()
+    assert await contents(cluster, "fout") == [b"new"]
+
+
+async def test_a_commit_goes_on_when_its_call_is_cancelled(cluster: LiveCluster) -> None:
+    """As in the library; the next transaction, and stop(), wait for it."""
+    await cluster.create_topic("cut", 1)
+    async with new_producer(cluster, transactional_id="cut") as producer:
+        for value in (b"1", b"2"):
+            await producer.begin_transaction()
+            await producer.send("cut", value)
+            commit = asyncio.create_task(producer.commit_transaction())
+            await asyncio.sleep(0)
+            commit.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await commit
+    assert await contents(cluster, "cut") == [b"1", b"2"]
+
+
+async def transform(
+    consumer: AIOKafkaConsumer, producer: AIOKafkaProducer, topic: str, group: str, count: int
+) -> None:
+    """The library's example: read, write, and commit the offsets through the producer."""
+    done = 0
+    while done < count:
+        batch = await consumer.getmany(timeout_ms=5_000, max_records=20)
+        async with producer.transaction():
+            offsets = {}
+            for tp, messages in batch.items():
+                for message in messages:
+                    await producer.send(topic, b"OUT-" + message.value, partition=tp.partition)
+                offsets[tp] = messages[-1].offset + 1
+            await producer.send_offsets_to_transaction(offsets, group)
+        done += sum(map(len, batch.values()))
+
+
+async def test_consume_transform_produce(cluster: LiveCluster) -> None:
+    """Rule S8: offsets move with the rows; behind an abort the records come again."""
+    for name in ("tin", "tout"):
+        await cluster.create_topic(name, 2)
+    for number in (0, 1):
+        await write(cluster, "tin", *(b"%d" % one for one in range(50)), partition=number)
+    async with (
+        new_consumer(cluster, "tin", group_id="tgroup", enable_auto_commit=False) as consumer,
+        new_producer(cluster, transactional_id="sobaka_producer") as producer,
+    ):
+        first = await consumer.getone()
+        place = TopicPartition(first.topic, first.partition)
+        await producer.begin_transaction()
+        await producer.send("tout", b"never")
+        await producer.send_offsets_to_transaction({place: first.offset + 1}, "tgroup")
+        await producer.abort_transaction()
+        assert await consumer.committed(place) is None
+        await consumer.seek_to_beginning()
+        await transform(consumer, producer, "tout", "tgroup", 100)
+        for place in consumer.assignment():
+            assert await consumer.committed(place) == 50
+        await producer.begin_transaction()
+        with pytest.raises(KafkaConfigurationError, match="one group"):
+            await producer.send_offsets_to_transaction({place: 50}, "another")
+    assert sorted(await contents(cluster, "tout")) == sorted(
+        b"OUT-%d" % one for one in range(50) for _ in range(2)
+    )
+
+
+async def test_a_member_that_lost_its_partitions_commits_nothing(cluster: LiveCluster) -> None:
+    """Rule S8: neither behind a rebalance nor behind its stop, and no row of it is written."""
+    for name in ("lin", "lout"):
+        await cluster.create_topic(name, 1)
+    await write(cluster, "lin", b"1")
+    place = TopicPartition("lin", 0)
+    settings = {"group_id": "lgroup", "enable_auto_commit": False}
+    async with (
+        new_producer(cluster, transactional_id="lost") as producer,
+        new_consumer(cluster, "lin", **settings) as consumer,
+    ):
+        await consumer.getone()
+        await producer.begin_transaction()
+        await producer.send("lout", b"stale")
+        await producer.send_offsets_to_transaction({place: 1}, "lgroup")
+        await consumer.stop()
+        with pytest.raises(CommitFailedError):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        with pytest.raises(CommitFailedError, match="stopped"):
+            await producer.send_offsets_to_transaction({place: 1}, "lgroup")
+        await producer.abort_transaction()
+        async with new_consumer(cluster, "lin", **settings) as next_one:
+            await transform(next_one, producer, "lout", "lgroup", 1)
+    assert await contents(cluster, "lout") == [b"OUT-1"]
+
+
+async def move(producer: AIOKafkaProducer, place: TopicPartition, value: bytes) -> None:
+    """Write a record, and offset 1 of a partition, in one transaction of a job: xin to xout."""
+    job = place.topic[0]
+    async with producer.transaction():
+        await producer.send(f"{job}out", value)
+        await producer.send_offsets_to_transaction({place: 1}, f"{job}group")
+
+
+async def test_several_consumers_of_a_group_in_one_process(cluster: LiveCluster) -> None:
+    """Rule S8: the consumer that a task reads from lends its membership, never another one."""
+    for name in ("sin", "sout"):
+        await cluster.create_topic(name, 2)
+    for number in (0, 1):
+        await write(cluster, "sin", b"1", partition=number)
+    settings = {"group_id": "sgroup", "enable_auto_commit": False}
+    async with (
+        new_consumer(cluster, "sin", **settings) as one,
+        new_producer(cluster, transactional_id="several") as producer,
+    ):
+        rows = await read(one, 2)
+        async with new_consumer(cluster, "sin", **settings) as two:
+
+            async def join() -> None:
+                while not two.assignment():
+                    await two.getmany(timeout_ms=100)
+
+            joined = asyncio.create_task(join())
+            while not joined.done():
+                await one.getmany(timeout_ms=100)
+            (kept,) = one.assignment()
+            (lost,) = two.assignment()
+            assert {(row.topic, row.partition) for row in rows} == {kept, lost}
+            await move(producer, kept, b"kept")
+            with pytest.raises(CommitFailedError):
+                await move(producer, lost, b"lost")
+            await two.getmany()
+            with pytest.raises(IllegalOperation, match="task"):
+                await move(producer, lost, b"lost")
+    assert await contents(cluster, "sout") == [b"kept"]
+
+
+async def test_offsets_without_a_consumer_are_compared(cluster: LiveCluster) -> None:
+    """Rule S8: of two processes that do one job from the same offset only one commits."""
+    for name in ("oin", "oout"):
+        await cluster.create_topic(name, 2)
+    first = TopicPartition("oin", 0)
+    await write(cluster, "oin", b"1")
+    async with (
+        new_producer(cluster, transactional_id="job-1") as one,
+        new_producer(cluster, transactional_id="job-2") as two,
+    ):
+        for producer in (one, two):
+            await producer.begin_transaction()
+            await producer.send("oout", b"one" if producer is one else b"two")
+            await producer.send_offsets_to_transaction({first: (0, "note")}, "ogroup")
+        await one.commit_transaction()
+        with pytest.raises(CommitFailedError):
+            await two.commit_transaction()
+        await two.abort_transaction()
+        await move(one, first, b"more")
+        with pytest.raises(CommitFailedError):
+            await move(two, first, b"two")
+        async with two.transaction():  # the block has aborted what was refused
+            await two.send("oout", b"alone")
+    assert sorted(await contents(cluster, "oout")) == [b"alone", b"more", b"one"]
+
+
+async def test_partitions_assigned_by_hand_are_compared(cluster: LiveCluster) -> None:
+    """Rule S8: with the offset that the consumer went on from, not with the present one."""
+    for name in ("hin", "hout"):
+        await cluster.create_topic(name, 1)
+    await write(cluster, "hin", b"1", b"2")
+    place = TopicPartition("hin", 0)
+    async with (
+        new_consumer(cluster, group_id="hgroup", enable_auto_commit=False) as consumer,
+        new_producer(cluster, transactional_id="hand") as producer,
+        AsyncAdmin(servers(cluster)) as admin,
+    ):
+        consumer.assign([place])
+        await consumer.getone()
+        await admin.alter_consumer_group_offsets("hgroup", [SdkPartition("hin", 0, 1)])
+        with pytest.raises(CommitFailedError):
+            await move(producer, place, b"late")
+        await consumer.stop()
+        async with new_consumer(cluster, "hin", group_id="hgroup"):
+            with pytest.raises(KafkaConfigurationError, match="enable_auto_commit"):
+                await move(producer, place, b"beside automatic commits")
+    assert await contents(cluster, "hout") == []
 
 
 @pytest.mark.slow

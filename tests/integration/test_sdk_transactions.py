@@ -34,6 +34,8 @@ from tests.support.live_cluster import LiveCluster, running
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 3
 WAIT_S = 60.0
+PARTED = 100
+"""Inputs that two lives of one producer copy: more than travels with a commit."""
 
 
 @pytest.fixture(scope="module")
@@ -300,6 +302,144 @@ def test_partitions_assigned_by_hand_are_fenced_by_what_is_committed(servers: li
             copy(second, two, "second")
     assert caught.value.code == 40912
     assert values(servers, "handed") == ["first", "first"]
+
+
+LATE = """
+import sys
+from quorumlog import Consumer, FencedError, Producer, QuorumlogError, TopicPartition
+servers, group, way, count = sys.argv[1].split(","), sys.argv[2], sys.argv[3], int(sys.argv[4])
+producer = Producer(servers, transactional_id=group)
+producer.init_transactions()
+print("begun", flush=True)
+consumer = Consumer(servers, group_id=group, enable_auto_commit=False, auto_offset_reset="earliest")
+if way == "member":
+    consumer.subscribe([f"{group}-in"])
+else:
+    consumer.assign([TopicPartition(f"{group}-in", 0)])
+records = []
+while len(records) < count:
+    records += consumer.consume(count, 0.2)
+producer.begin_transaction()
+for record in records:
+    producer.produce(f"{group}-out", record.value)
+
+def send_offsets():
+    positions = consumer.position(consumer.assignment())
+    producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata())
+
+def commit_input():
+    if not sends:
+        send_offsets()
+    producer.commit_transaction()
+
+def commit_more():
+    producer.abort_transaction()
+    with producer.transaction() as txn:
+        txn.produce(f"{group}-out", "without input")
+
+sends = sys.stdin.readline().strip() == "send"
+if sends:
+    send_offsets()
+    producer.flush()
+print(consumer.consumer_group_metadata().member_id, flush=True)
+for commit in (commit_input, commit_more):
+    sys.stdin.readline()
+    try:
+        commit()
+        print("committed", flush=True)
+    except QuorumlogError as error:
+        print("fenced" if isinstance(error, FencedError) else error.code, flush=True)
+"""
+"""Copies a topic in one transaction, and writes another one, both when it is told to."""
+
+
+class Life:
+    """A process that runs `LATE`."""
+
+    def __init__(self, servers: list[str], group: str, way: str) -> None:
+        command = [sys.executable, "-c", LATE, ",".join(servers), group, way, str(PARTED)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            text=True,
+        )
+
+    def hear(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def tell(self, word: str = "") -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(word + "\n")
+        self._process.stdin.flush()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def lives() -> Iterator[list[Life]]:
+    found: list[Life] = []
+    yield found
+    for life in found:
+        life.kill()
+
+
+@pytest.mark.parametrize(
+    ("way", "first", "refusals"),
+    [
+        ("by hand", "old", {"new": "40912"}),
+        ("by hand", "new", {"old": "fenced"}),
+        ("member", "old", {"old": "40403"}),
+        ("member", "new", {"old": "fenced"}),
+    ],
+)
+def test_one_of_two_lives_commits_what_both_have_read(
+    cluster: LiveCluster,
+    servers: list[str],
+    lives: list[Life],
+    way: str,
+    first: str,
+    refusals: dict[str, str],
+) -> None:
+    """Rule S8: a new life that has not learnt the group yet does not fence the old one there.
+
+    One new life is killed between its inits, at the id's own home and at the group's; another one
+    has only the first behind it when the old life commits. Without offsets the old one is fenced.
+    """
+    group = f"late-{way.replace(' ', '-')}-{first}"
+    for name in ("in", "out"):
+        asyncio.run(cluster.create_topic(f"{group}-{name}", 1))
+    inputs = [f"{number:04} {'x' * 1_000}" for number in range(PARTED)]
+    with Producer(servers) as plain:
+        for value in inputs:
+            plain.produce(f"{group}-in", value)
+
+    def begun() -> Life:
+        lives.append(Life(servers, group, way))
+        assert lives[-1].hear() == "begun"
+        return lives[-1]
+
+    old = begun()
+    old.tell("send")
+    member = old.hear()
+    begun().kill()
+    new = begun()
+    new.tell("read")
+    if way == "member":  # as if it had not been heard of for a session
+        with Admin(servers) as admin:
+            admin.remove_members(group, [member])
+    new.hear()
+    by_name = {"old": old, "new": new}
+    for name in sorted(by_name, key=lambda one: one != first):
+        by_name[name].tell()
+        assert by_name[name].hear() == refusals.get(name, "committed"), name
+        by_name[name].tell()
+        assert by_name[name].hear() == ("fenced" if name == "old" else "committed")
+    assert values(servers, f"{group}-out") == [*inputs, "without input"]
 
 
 def test_the_sum_is_conserved_while_brokers_are_killed(

@@ -168,8 +168,10 @@ def test_settings_without_effect_warn(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_settings_that_are_refused() -> None:
     """Settings that change where or how safely records land: an error that names them."""
-    with pytest.raises(errors.UnsupportedVersionError, match="transactional_id"):
-        AIOKafkaProducer(transactional_id="t")
+    with pytest.raises(errors.KafkaConfigurationError, match="transactional_id"):
+        AIOKafkaProducer(transactional_id="key:t")
+    with pytest.raises(ValueError, match="enable_idempotence"):
+        AIOKafkaProducer(acks=1, transactional_id="t")
     with pytest.raises(ValueError, match="acks"):
         AIOKafkaProducer(acks=2)
     with pytest.raises(ValueError, match="enable_idempotence"):

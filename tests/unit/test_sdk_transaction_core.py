@@ -206,11 +206,20 @@ class HomeStandIn:
     def begin(self) -> None:
         self.run(self.core.begin_steps(None))
 
-    def produce(self, value: Any, topic: str = "a", key: Any = None, partition: int = 0) -> None:
+    def produce(
+        self,
+        value: Any,
+        topic: str = "a",
+        key: Any = None,
+        partition: int = 0,
+        *,
+        is_awaited: bool = True,
+    ) -> None:
         self.core.check_open()
         self.core.check_room()
         fields = self.encode(value, key, None, None)
-        self.core.put(self.topics[topic], partition, fields, self._deliver, key, value, None)
+        awaiting = self._deliver if is_awaited else None
+        self.core.put(self.topics[topic], partition, fields, awaiting, key, value, None)
         self.core.bring_stagers(self)  # type: ignore[arg-type]
 
     def _deliver(self, error: QuorumlogError | None, receipt: Receipt) -> None:
@@ -350,6 +359,38 @@ def test_a_decided_one_that_is_not_complete_in_time_says_so() -> None:
     assert [at[2] for at in home.decided] == [0, 1, 2]
 
 
+def test_a_decided_one_that_can_not_be_asked_about_has_outcomes() -> None:
+    home = HomeStandIn()
+    home.begin()
+    home.produce(1)
+    home.states = ["committing"]
+    home.turn = lambda: home.refusals.append((404, 40403))  # type: ignore[method-assign]
+    with pytest.raises(CommittingError, match="not known"):
+        home.commit(5.0)
+    assert [(error, receipt.offset) for error, receipt in home.outcomes] == [(None, None)]
+
+
+def test_what_comes_while_a_commit_waits_for_chunks_is_refused() -> None:
+    home = HomeStandIn({"transactional_group": "", "batch_size": 1_000})
+    home.begin()
+    for number in range(1_000):
+        home.produce([number, "x" * 90])
+    refused = []
+
+    def turn() -> None:
+        if not refused:
+            with pytest.raises(TransactionStateError, match="being committed"):
+                home.produce("late")
+            refused.append(True)
+        HomeStandIn.turn(home)
+
+    home.turn = turn  # type: ignore[method-assign]
+    home.commit()
+    assert refused
+    assert len(home.outcomes) == 1_000
+    assert home.commits
+
+
 def test_what_was_not_sent_is_aborted_without_a_request() -> None:
     home = HomeStandIn()
     home.begin()
@@ -390,6 +431,7 @@ def test_a_refused_commit_can_only_be_aborted() -> None:
     assert [getattr(error, "code", None) for error, _ in home.outcomes] == [40903]
     home.begin()
     home.produce(3)
+    home.send_offsets(ConsumerGroupMetadata("g", "m", 4))
     home.commit()
     assert set(home.decided) == {("g", 1, 1)}
 
@@ -426,13 +468,44 @@ def test_the_group_is_learnt_from_the_first_offsets() -> None:
         home.send_offsets(ConsumerGroupMetadata("other", "m", 4))
 
 
-def test_a_full_buffer_without_a_group_names_the_setting() -> None:
-    home = HomeStandIn({"buffer_memory": 1 << 17})
+def test_without_offsets_a_learnt_group_decides_nothing() -> None:
+    """Rule S6: the next life fences the id's own home before it has learnt a group."""
+    home = HomeStandIn({"batch_size": 1_000})
     home.begin()
-    while not home.core.is_full:
-        home.produce("x" * 90)
-    with pytest.raises(ConfigError, match="transactional_group"):
-        home.produce("x" * 90)
+    home.produce(1)
+    home.send_offsets(ConsumerGroupMetadata("g", "m", 4))
+    home.commit()
+    for rows in (1, 1_000):
+        home.begin()
+        for number in range(rows):
+            home.produce([number, "x" * 90])
+        home.turn()
+        assert not home.chunks, "offsets may still come"
+        home.commit()
+    assert set(home.decided) == {("g", 1, 0), (None, 1, 0), (None, 1, 1)}
+    home.begin()
+    home.produce(1)
+    home.epochs[None] += 1  # a new life began
+    with pytest.raises(FencedError):
+        home.commit()
+
+
+def test_a_transaction_that_fills_the_buffer_is_staged_without_a_group() -> None:
+    home = HomeStandIn({"buffer_memory": 1 << 17, "batch_size": 10_000})
+    home.begin()
+    for number in range(3_000):
+        home.produce([number, "x" * 90], is_awaited=False)
+        home.turn()
+    assert home.chunks
+    with pytest.raises(ConfigError, match="send the offsets first, or name the group"):
+        home.send_offsets(ConsumerGroupMetadata("g", "m", 4))
+    home.commit()
+    assert set(home.decided) == {(None, 1, 0)}
+    assert sum(len(orjson.loads(one)["records"]) for one in home.chunks.values()) == 3_000
+    home.begin()
+    home.send_offsets(ConsumerGroupMetadata("g", "m", 4))
+    home.commit()
+    assert set(home.decided) == {(None, 1, 0), ("g", 1, 0)}
 
 
 def test_offsets_of_partitions_assigned_by_hand_are_compared() -> None:

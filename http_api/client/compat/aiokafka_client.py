@@ -28,6 +28,7 @@ from http_api.client.compat.aiokafka_settings import (
 )
 from http_api.client.compat.aiokafka_types import BrokerMetadata
 from http_api.client.sdk.async_admin_client import AsyncAdmin
+from http_api.client.sdk.record_types import TopicPartition as SdkPartition
 
 if TYPE_CHECKING:
     import ssl
@@ -107,6 +108,8 @@ class AIOKafkaClient:
         self._admin = made_of(AsyncAdmin, settings)
         self._servers: Sequence[str] = settings.get("bootstrap_servers", ())
         self.cluster = ClusterMetadata()
+        self.cluster_id = ""
+        """Id of the cluster; empty before `bootstrap`."""
 
     @override
     def __repr__(self) -> str:
@@ -146,6 +149,21 @@ class AIOKafkaClient:
         await self.fetch_all_metadata()
         return True
 
+    async def committed(
+        self, group_id: str, partitions: Iterable[tuple[str, int]]
+    ) -> dict[tuple[str, int], int]:
+        """Return the committed offsets of partitions of a group, -1 where there is none.
+
+        Raises:
+            QuorumlogError: They could not be looked up.
+        """
+        wanted = [SdkPartition(*place) for place in partitions]
+        found = await self._admin.list_consumer_group_offsets(group_id, wanted)
+        return {
+            (one.topic, one.partition): -1 if row is None or row.offset is None else row.offset
+            for one, row in found.items()
+        }
+
     def set_topics(self, topics: Iterable[str]) -> asyncio.Future[bool]:
         """Do nothing, as the metadata are those of all topics; return a future that is done."""
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -163,6 +181,7 @@ class AIOKafkaClient:
 
     async def _look_up(self, timeout_s: float | None) -> None:
         cluster = await self._admin.describe_cluster(timeout=timeout_s)
+        self.cluster_id = cluster.cluster_id
         topics = await self._admin.list_topics()
         brokers = []
         for one in cluster.brokers:

@@ -43,6 +43,7 @@ from http_api.client.compat.aiokafka_settings import (
     common_settings,
     running_loop,
 )
+from http_api.client.compat.aiokafka_transactions import note_started, note_stopped
 from http_api.client.compat.aiokafka_types import (
     CREATE_TIME,
     LOG_APPEND_TIME,
@@ -182,6 +183,8 @@ class AIOKafkaConsumer(StartedBlock):
         assert not self._is_started, "Did you call `start` twice?"
         await self._client.bootstrap()
         self._is_started = True
+        if self._group_id is not None:
+            note_started((self._client.cluster_id, self._group_id), self._reader)
         await self._apply()
         if self._group_id is None:  # the end of the log is that of now, not of the first read
             with contextlib.suppress(KafkaError):  # a read meets it again
@@ -204,6 +207,7 @@ class AIOKafkaConsumer(StartedBlock):
         if self._is_stopped:
             return
         self._is_stopped = True
+        note_stopped(self._reader)
         if self._applying is not None:
             self._applying.cancel()
             await asyncio.gather(self._applying, return_exceptions=True)
@@ -502,6 +506,7 @@ class AIOKafkaConsumer(StartedBlock):
             else:
                 timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         self._reader.select(partitions)
+        self._reader.note_reading()
         try:
             found = await self._translate(self._reader.consume(most, timeout_s))
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:

@@ -8,7 +8,11 @@ Differences from aiokafka on Kafka:
   under way, and none that may have been written is repeated.
 - Batches grow to 256 KiB at least, whatever ``max_batch_size`` is, which limits a `BatchBuilder`.
   One that is sent lands in order, but others' records may stand between its own.
-- Transactions are refused.
+- In a transaction rows have no offsets before the commit: the futures of `send` complete at its
+  end, and `send_and_wait` returns at once, with the offset -1. Offsets that go into a transaction
+  are of one group, and compared, which aiokafka leaves out (see `aiokafka_transactions`).
+  ``transaction_timeout_ms`` limits a start, a commit and an abort; a transaction may stay open
+  longer. `stop` aborts it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from typing_extensions import override
 
-from http_api.client.client_errors import ClosedError, InvalidRecordError, QuorumlogError
+from http_api.client.client_errors import InvalidRecordError, QuorumlogError
 from http_api.client.compat.aiokafka_batches import (
     BATCH_HEADER_BYTES,
     RECORD_OVERHEAD_BYTES,
@@ -36,17 +40,24 @@ from http_api.client.compat.aiokafka_errors import (
     IllegalStateError,
     MessageSizeTooLargeError,
     ProducerClosed,
-    UnsupportedVersionError,
     kafka_error,
 )
-from http_api.client.compat.aiokafka_settings import common_settings, running_loop
+from http_api.client.compat.aiokafka_settings import bounded, common_settings, running_loop
+from http_api.client.compat.aiokafka_transactions import (
+    ProducerTransactions,
+    TransactionalProducer,
+    TransactionContext,
+    producer_error,
+)
 from http_api.client.compat.aiokafka_types import (
     CREATE_TIME,
     OffsetAndMetadata,
     RecordMetadata,
     TopicPartition,
+    checked_offsets,
 )
-from http_api.client.sdk.async_producer import AsyncProducer
+from http_api.client.sdk.record_types import Receipt
+from http_api.client.sdk.settings import DAY_MS
 from raft_metadata.common.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -54,7 +65,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from http_api.client.compat.aiokafka_types import AbstractTokenProvider
-    from http_api.client.sdk.record_types import NewRecord, Receipt
+    from http_api.client.sdk.record_types import NewRecord
 
 Serializer = Callable[[Any], "bytes | None"]
 Partitioner = Callable[["bytes | None", "list[int]", "list[int]"], int]
@@ -127,8 +138,11 @@ class AIOKafkaProducer(StartedBlock):
         self._counts: dict[str, int] = {}
         """Partitions by topic, as far as records named one of them or a function chooses."""
         self._chooses = "partitioner" in own
-        self._producer: AsyncProducer = made_of(AsyncProducer, common | own)
+        self._producer: TransactionalProducer = made_of(TransactionalProducer, common | own)
         self.client = AIOKafkaClient.of_settings(common)
+        self._transactions: ProducerTransactions | None = None
+        if transactional_id is not None:
+            self._transactions = ProducerTransactions(self._producer, self.client)
         self._is_started = self._is_stopped = False
 
     def _counts_of(self, topic: str) -> int:
@@ -136,29 +150,39 @@ class AIOKafkaProducer(StartedBlock):
 
     @override
     async def start(self) -> None:
-        """Look for a broker.
+        """Look for a broker; with a ``transactional_id``, fence the producer that had it before.
 
         Raises:
             KafkaConnectionError: No broker answers.
         """
         await self.client.bootstrap()
+        if self._transactions is not None:
+            await self._transactions.begin_life()
         self._is_started = True
 
     @override
     async def stop(self) -> None:
-        """Wait for the outcomes of all records, and close the connections."""
+        """Wait for the outcomes of all records, and close; an open transaction is aborted."""
         if self._is_stopped:
             return
         self._is_stopped = True
         try:
+            if self._transactions is not None:
+                await self._transactions.wait()
             await self._producer.close()
         finally:
             await self.client.close()
 
     async def flush(self) -> None:
-        """Send everything, and wait until all futures have a result."""
+        """Send everything, and wait until all futures have a result.
+
+        In a transaction it waits until its rows are staged; futures have results at the end.
+        """
         self._check_running()
-        await self._producer.flush()
+        if self._transactions is not None:
+            await self._transactions.flush()
+        else:
+            await self._producer.flush()
 
     async def partitions_for(self, topic: str) -> set[int]:
         """Return the partitions of a topic, which is created if the cluster allows it."""
@@ -189,9 +213,11 @@ class AIOKafkaProducer(StartedBlock):
         """Take a record into the buffer, and return the future of its metadata.
 
         Waits for room in the buffer, at most ``request_timeout_ms``. Cancelling the future leaves
-        the record on its way; cancelling this call leaves the record out.
+        the record on its way; cancelling this call leaves the record out. In a transaction the
+        future completes at its commit, with the offset -1 where it is not known, or at its abort.
 
         Raises:
+            IllegalOperation: The producer has transactions, and none is open.
             TypeError: Key, value, timestamp or headers are of the wrong type.
             MessageSizeTooLargeError: The record is larger than ``max_request_size``.
             KafkaTimeoutError: There is no room in time.
@@ -204,6 +230,8 @@ class AIOKafkaProducer(StartedBlock):
         if partition is not None or self._chooses:
             await self._check_partition(topic, partition)
         future = SentRecord(loop=self._loop)
+        if self._transactions is not None:
+            future.add_done_callback(_note_seen)
         try:
             await self._producer.produce(
                 topic,
@@ -229,10 +257,12 @@ class AIOKafkaProducer(StartedBlock):
     ) -> RecordMetadata:
         """Write a record and return its metadata; raises `KafkaError` if it was not written.
 
-        While no other record is on its way it is sent at once, else with the others. Raises what
-        `send` raises, too.
+        While no other record is on its way it is sent at once, else with the others. In a
+        transaction it returns once the record is taken, with the offset -1: it is written, and has
+        an offset, from the commit on. Raises what `send` raises, too.
         """
-        if len(self._producer):
+        transactions = self._transactions
+        if transactions is None and len(self._producer):
             future = await self.send(topic, value, key, partition, timestamp_ms, headers)
             return await future
         assert value is not None or key is not None, "Need at least one: key or value"
@@ -240,14 +270,19 @@ class AIOKafkaProducer(StartedBlock):
         key, value = self._serialized(key, value, headers)
         if partition is not None or self._chooses:
             await self._check_partition(topic, partition)
+        timestamp_ms = _now_ms() if timestamp_ms is None else timestamp_ms
         try:
+            if transactions is not None:
+                rest = (partition, headers or None, timestamp_ms)
+                found = await self._producer.stage(topic, value, key, *rest)
+                return _metadata(Receipt(topic, found, None, timestamp_ms, key, value))
             receipt = await self._producer.send(
                 topic,
                 value,
                 key,
                 partition,
                 headers=headers or None,
-                timestamp=_now_ms() if timestamp_ms is None else timestamp_ms,
+                timestamp=timestamp_ms,
             )
         except QuorumlogError as error:
             _fail(error)
@@ -298,6 +333,7 @@ class AIOKafkaProducer(StartedBlock):
         The future has a result once all of them are written, or the error of the first that is not.
 
         Raises:
+            IllegalOperation: The producer has transactions, and none is open.
             IllegalArgumentError: The batch has no records.
             KafkaTimeoutError: There is no room in time.
             ProducerClosed: The producer is stopped.
@@ -309,6 +345,8 @@ class AIOKafkaProducer(StartedBlock):
             raise IllegalArgumentError(msg)
         await self._check_partition(topic, partition)
         outcome = _BatchOutcome(self._loop.create_future(), len(batch.records))
+        if self._transactions is not None:
+            outcome.future.add_done_callback(_note_seen)
         try:
             for one in batch.records:
                 await self._producer.produce(
@@ -327,28 +365,66 @@ class AIOKafkaProducer(StartedBlock):
     # transactions
 
     async def begin_transaction(self) -> None:
-        """Refuse: there are no transactions."""
-        _refuse("begin_transaction")
+        """Begin a transaction: what is sent from here on is in it.
+
+        Raises:
+            IllegalOperation: There is no ``transactional_id``, or the one before has no end yet.
+            ProducerFenced: A newer producer has the ``transactional_id``.
+        """
+        await self._transactional().begin()
 
     async def commit_transaction(self) -> None:
-        """Refuse: there are no transactions."""
-        _refuse("commit_transaction")
+        """Commit the open transaction; cancelling this call does not end the commit.
+
+        Raises:
+            CommitFailedError: Its offsets are another process's affair by now: abort.
+            KafkaTimeoutError: It is not known in time if it is committed: repeat this, or abort.
+            ProducerFenced: A newer producer has the ``transactional_id``.
+            KafkaError: It was refused: abort.
+        """
+        await self._transactional().commit()
 
     async def abort_transaction(self) -> None:
-        """Refuse: there are no transactions."""
-        _refuse("abort_transaction")
+        """Abort the open transaction: no row of it is ever read. Without one nothing happens.
 
-    def transaction(self) -> NoReturn:
-        """Refuse: there are no transactions."""
-        _refuse("transaction")
+        Raises:
+            ProducerFenced: A newer producer has the ``transactional_id``.
+            KafkaError: It was committed before, by a commit whose answer was lost.
+        """
+        await self._transactional().abort()
+
+    def transaction(self) -> TransactionContext:
+        """Return a context that begins a transaction, commits it, or aborts on an exception."""
+        return TransactionContext(self._transactional)
 
     async def send_offsets_to_transaction(
         self,
         offsets: Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata],
         group_id: str,
     ) -> None:
-        """Refuse: there are no transactions."""
-        _refuse("send_offsets_to_transaction")
+        """Commit offsets of a consumer's group with the open transaction.
+
+        Raises:
+            IllegalOperation: No transaction is open.
+            ValueError: The group is no name, or the offsets no mapping of partitions to offsets.
+            KafkaConfigurationError: The transactions belong to another group, or the consumer
+                commits by itself.
+            CommitFailedError: The consumer is no member of its group now.
+        """
+        transactions = self._transactional()
+        if not transactions.is_open:
+            msg = "Not in the middle of a transaction"
+            raise IllegalOperation(msg)
+        if not group_id or not isinstance(group_id, str):
+            raise ValueError(group_id)
+        await transactions.send_offsets(checked_offsets(offsets), group_id)
+
+    def _transactional(self) -> ProducerTransactions:
+        self._check_running()
+        if self._transactions is None:
+            msg = "You need to configure transaction_id to use transactions"
+            raise IllegalOperation(msg)
+        return self._transactions
 
     async def __aexit__(
         self,
@@ -390,14 +466,14 @@ def _fail(error: QuorumlogError) -> NoReturn:
     """Raise the error that the library, or the program's partitioner, would raise."""
     if isinstance(error, InvalidRecordError):
         raise error.__cause__ or TypeError(str(error))
-    raise ProducerClosed if isinstance(error, ClosedError) else kafka_error(error)
+    raise producer_error(error) from error
 
 
 def _settle(future: Sent, error: QuorumlogError | None, receipt: Receipt) -> None:
     if future.done():  # cancelled by the program
         return
     if error is not None:
-        future.set_exception(kafka_error(error))
+        future.set_exception(producer_error(error))
     else:
         future.set_result(_metadata(receipt))
 
@@ -425,9 +501,10 @@ def _chosen(
     return partitioner(record.key, list(range(counts_of(record.topic))), list(available))
 
 
-def _refuse(call: str) -> NoReturn:
-    msg = f"{call}: transactions are not supported"
-    raise IllegalOperation(msg)
+def _note_seen(future: Sent) -> None:
+    """Count an error as seen: the end of the transaction has told it."""
+    if not future.cancelled():
+        future.exception()
 
 
 def producer_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -439,10 +516,8 @@ def producer_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     if compression not in COMPRESSIONS:
         msg = f"compression_type={compression!r}: expected one of {COMPRESSIONS}"
         raise ValueError(msg)
-    if given["transactional_id"] is not None:
-        msg = "transactional_id: transactions are not supported"
-        raise UnsupportedVersionError(msg)
-    if given["enable_idempotence"] and acks in (0, 1):
+    is_transactional = given["transactional_id"] is not None
+    if (given["enable_idempotence"] or is_transactional) and acks in (0, 1):
         msg = f"acks={acks} not supported if enable_idempotence=True"
         raise ValueError(msg)
     return {
@@ -452,4 +527,6 @@ def producer_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "delivery_timeout_ms": given["request_timeout_ms"],
         "max_block_ms": given["request_timeout_ms"],
         "retry_backoff_ms": given["retry_backoff_ms"],
+        "transactional_id": given["transactional_id"],
+        "transaction_timeout_ms": bounded(given["transaction_timeout_ms"], 1, DAY_MS),
     }

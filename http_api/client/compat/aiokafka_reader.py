@@ -6,10 +6,12 @@ lets several tasks call it: `AIOKafkaConsumer` orders those calls that exclude e
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
+from weakref import ref
 
 from typing_extensions import override
 
@@ -42,6 +44,7 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         """Partitions to return records of; None: all."""
         self._is_called_off = False
         """True if the task that reads, or the next one, has to let another task act."""
+        self._read_by: ref[asyncio.Task[Any]] | None = None
         self._seen_ms: dict[Place, int] = {}
         """Time of the last page of each partition."""
 
@@ -59,6 +62,16 @@ class PartitionReader(AsyncConsumer[Any, Any]):
         return False  # the adapter closes it in a call of its own
 
     # reading
+
+    def note_reading(self) -> None:
+        """Note that the present task reads."""
+        task = asyncio.current_task()
+        self._read_by = None if task is None else ref(task)
+
+    @property
+    def is_read_here(self) -> bool:
+        """True if the present task read last."""
+        return self._read_by is not None and self._read_by() is asyncio.current_task()
 
     def call_off(self) -> None:
         """End the wait of the task that reads, or the next one, with `WakeupError`.

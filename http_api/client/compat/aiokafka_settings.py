@@ -41,7 +41,6 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[object, str]]] = {
     "rebalance_timeout_ms": (None, "max_poll_interval_ms is used"),
     "sasl_kerberos_domain_name": (None, "there is no Kerberos"),
     "sasl_kerberos_service_name": ("kafka", "there is no Kerberos"),
-    "transaction_timeout_ms": (60_000, "there are no transactions"),
 }
 """Settings without a meaning here, by their defaults and the reason."""
 

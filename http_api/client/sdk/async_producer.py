@@ -167,8 +167,11 @@ class AsyncProducer:
         headers: Headers | None,
         timestamp: int | datetime | None,
         awaiting: OnDelivery | SendResult | None,
-    ) -> None:
-        """Encode a record, wait for room, and put it into the batch of its partition."""
+    ) -> int | None:
+        """Encode a record, wait for room, and put it into the batch of its partition.
+
+        Returns the partition in a transaction, else None.
+        """
         context, core = self._context, self._core
         context.check_open()
         fields = self._fields(value, key, headers, timestamp)
@@ -189,9 +192,9 @@ class AsyncProducer:
             await asyncio.sleep(0)  # let the workers run, even if the program never waits
         if self._transactions is not None:
             await self._wait_for_transaction(self._transactions)
-            self._transactions.put(state, partition, fields, awaiting, key, value, parts)
+            place = self._transactions.put(state, partition, fields, awaiting, key, value, parts)
             self._transactions.bring_stagers(self._shell)
-            return
+            return place
         while core.buffered_bytes >= core.sealed_bytes_max:
             await self._wait_for_room()
         context.check_open()
@@ -201,6 +204,7 @@ class AsyncProducer:
         if core.has_news:
             self._has_filled_batch = True
             core.bring_worker(self._shell)
+        return None
 
     def _run_callbacks(self) -> None:
         if not self._runs_callbacks:

@@ -110,7 +110,7 @@ class ProducerConfig(CommonConfig):
     it has no transactions."""
     transactional_group: str | None = custom(None, _read_group)
     """The group whose offsets the transactions commit; ``""``: they commit none; None: it is learnt
-    from the first ``send_offsets_to_transaction``."""
+    from the first ``send_offsets_to_transaction``, and nothing is staged before that call."""
     transaction_timeout_ms: int = integer(60_000, 1, DAY_MS)
     """Longest time of an init, commit or abort that names no ``timeout``."""
 

@@ -117,9 +117,12 @@ class TransactionCore:
         self._context = context
         self._now_s = now_s
         self._group = config.transactional_group or None
-        self._is_learning = config.transactional_group is None
-        """True until the first offsets name the group."""
+        """The group whose offsets may be committed; None: none, or it is not learnt yet."""
+        self._is_named = config.transactional_group is not None
+        """True if all transactions belong to the group's home, or to the id's own without one."""
         self._homes: dict[str | None, HomeLife] = {}
+        self._home: HomeLife | None = None
+        """Home of the present transaction; None while it may get offsets, or not."""
         self._chunk_bytes = min(config.batch_size, CHUNK_BYTES_MAX)
         self._is_sticky = config.partitioner == Partitioner.STICKY.value
         self._is_busy = False
@@ -145,13 +148,18 @@ class TransactionCore:
             QuorumlogError: No home answers in time, or it refuses the id.
         """
         with self._call():
-            yield from self._home(self._until_s(timeout_s))
+            yield from self._life_at(self._first_group, self._until_s(timeout_s))
 
-    def _home(self, until_s: float) -> Steps[HomeLife]:
-        known = self._homes.get(self._group)
+    @property
+    def _first_group(self) -> str | None:
+        """The group where the life begins: a learnt one has a home of its own from there on."""
+        return self._group if self._is_named else None
+
+    def _life_at(self, group: str | None, until_s: float) -> Steps[HomeLife]:
+        """Return the life at the home of a group, or at the id's own; begin it if it is new."""
+        known = self._homes.get(group)
         if known is not None:
             return known
-        group = self._group
         cluster_id = yield from self._cluster_id(until_s)
         call = init_producer(
             cluster_id, self._id, group_id=group, timeout_ms=self._attempt_ms(until_s)
@@ -187,7 +195,8 @@ class TransactionCore:
             if self.state is TransactionPhase.DECIDED:
                 self._next()
             self._expect("begin", TransactionPhase.IDLE)
-            yield from self._home(self._until_s(timeout_s))
+            life = yield from self._life_at(self._first_group, self._until_s(timeout_s))
+            self._home = life if self._is_named else None
             self.transaction = OpenTransaction(self._chunk_bytes)
             self.state = TransactionPhase.OPEN
 
@@ -201,6 +210,9 @@ class TransactionCore:
         if self.fatal is not None:
             raise self.fatal
         self._expect("produce", TransactionPhase.OPEN)
+        if self._is_sealed:
+            msg = "produce: the transaction is being committed"
+            raise TransactionStateError(msg)
         if self.transaction.failure is not None:
             raise self.transaction.failure
 
@@ -213,19 +225,12 @@ class TransactionCore:
         """Raise if the buffer is full and no waiting helps.
 
         Raises:
-            ConfigError: The group is not known, so nothing can be staged.
             BufferFullError: It is full of records whose outcome is awaited.
         """
         if not self.is_full:
             return
-        memory = self._config.buffer_memory
-        if self._is_learning:
-            msg = (
-                f"a transaction of more than buffer_memory={memory} bytes: name its group, or '' "
-                f"for none, by transactional_group"
-            )
-            raise ConfigError(msg)
         if not self.can_make_room:
+            memory = self._config.buffer_memory
             msg = f"records with callbacks fill buffer_memory={memory}: commit more often"
             raise BufferFullError(msg)
 
@@ -250,8 +255,8 @@ class TransactionCore:
         key: Any,
         value: Any,
         parts: Sequence[RecordFields] | None,
-    ) -> None:
-        """Add a record; the arguments are those of `ProducerCore.put`."""
+    ) -> int:
+        """Add a record, and return its partition; the arguments are those of `ProducerCore.put`."""
         transaction = self.transaction
         if parts is not None:
             outcome = SplitOutcome(len(parts), awaiting)
@@ -265,8 +270,12 @@ class TransactionCore:
         transaction.add(chunk, number, fields, awaiting, key, value)
         if transaction.open_bytes >= self._config.buffer_memory // OPEN_SHARE:
             transaction.seal_all()
-        if not self._is_learning and not transaction.fits_inline:
+        if self._home is None and self.is_full and not transaction.offsets:
+            self._home = self._homes[None]
+            transaction.seal_all()  # it can't wait any longer for offsets
+        if self._home is not None and not transaction.fits_inline:
             transaction.is_staging = True
+        return number
 
     def _partition(self, topic: TopicState, partition: int | None, fields: RecordFields) -> int:
         if partition is not None:
@@ -288,24 +297,47 @@ class TransactionCore:
         """Take offsets to be committed with the open transaction.
 
         Raises:
-            ConfigError: The transactions belong to another group, or to none.
+            ConfigError: The transactions belong to another group, or to none; or this one grew too
+                large to wait for the name of its group.
             TransactionStateError: No transaction is open.
         """
         with self._call():
             self.check_open()
-            if self._is_learning:
-                self._group, self._is_learning = group.group_id, False
-            elif group.group_id != self._group:
-                of = f"group {self._group!r}" if self._group else "no group"
-                msg = (
-                    f"offsets of group {group.group_id!r} in a transaction of {of}: a producer "
-                    f"commits the offsets of one group, its transactional_group"
-                )
-                raise ConfigError(msg)
+            self._check_group(group.group_id)
+            self._group = group.group_id
             self.transaction.add_offsets(offsets, group)
-            yield from self._home(self._until_s(timeout_s))
+            yield from self._settle_home(self._until_s(timeout_s))
             if not self.transaction.fits_inline:
                 self.transaction.is_staging = True
+
+    def _check_group(self, group_id: str) -> None:
+        is_learning = not self._is_named and self._group is None
+        if group_id != self._group and not is_learning:
+            of = f"group {self._group!r}" if self._group else "no group"
+            msg = (
+                f"offsets of group {group_id!r} in a transaction of {of}: a producer "
+                f"commits the offsets of one group, its transactional_group"
+            )
+            raise ConfigError(msg)
+        if self._home is not None and self._home.group != group_id:
+            msg = (
+                f"offsets of group {group_id!r} behind more than "
+                f"buffer_memory={self._config.buffer_memory} bytes, which had to be staged: send "
+                f"the offsets first, or name the group by transactional_group"
+            )
+            raise ConfigError(msg)
+
+    def _settle_home(self, until_s: float) -> Steps[HomeLife]:
+        """Return the home of the open transaction, by what it has now.
+
+        Where the group was learnt, only a transaction with offsets goes to the group's home. A new
+        life begins at the id's own one, and fences nothing at the group's before it sends offsets,
+        too. Until then the comparison of offsets is what refuses the old life there (rule S8).
+        """
+        if self._home is None:
+            group = self._group if self.transaction.offsets else None
+            self._home = yield from self._life_at(group, until_s)
+        return self._home
 
     def commit_steps(
         self, shell: Shell, timeout_s: float | None
@@ -337,14 +369,21 @@ class TransactionCore:
         if transaction.is_empty:
             self._next()
             return True
-        home = yield from self._home(until_s)
+        home = yield from self._settle_home(until_s)
         transaction.is_staging = transaction.is_staging or not transaction.fits_inline
         transaction.seal_all()
         if transaction.is_staging:
-            yield from self.staged_steps(shell, until_s)
+            self._is_sealed = True
+            try:
+                yield from self.staged_steps(shell, until_s)
+            finally:
+                self._is_sealed = False
         transaction.freeze(self._attempt_id(home))
         self.state = TransactionPhase.SENT
         return False
+
+    _is_sealed = False
+    """True while a commit waits for the last chunks: what came now would not be in it."""
 
     def staged_steps(self, shell: Shell, until_s: float) -> Steps[None]:
         """Wait until every sealed chunk is staged.
@@ -387,9 +426,10 @@ class TransactionCore:
         yield CallBacks(self.give_up())
 
     def _decide(self, until_s: float) -> Steps[TransactionResult]:
-        transaction, home = self.transaction, self._homes[self._group]
+        transaction, home = self.transaction, self._home
         content = transaction.content
         assert content is not None, "it was frozen before it was sent"
+        assert home is not None, "it was settled before"
         cluster_id = yield from self._cluster_id(until_s)
         while True:
             transaction.was_sent = True
@@ -407,6 +447,8 @@ class TransactionCore:
             except QuorumlogError as error:
                 raised = self._refused(error)
                 yield from self._deliver_failure()
+                if isinstance(raised, CommittingError):
+                    yield CallBacks(list(transaction.committed(None)))
                 raise raised from error
             if result.state == "complete":
                 self._next()
@@ -478,7 +520,8 @@ class TransactionCore:
             yield CallBacks(list(transaction.failed(error)))
 
     def _abort(self, until_s: float) -> Steps[None]:
-        transaction, home = self.transaction, self._homes[self._group]
+        home = self._home
+        assert home is not None, "a request named the position there"
         cluster_id = yield from self._cluster_id(until_s)
         call = abort_transaction(
             cluster_id,
@@ -499,7 +542,7 @@ class TransactionCore:
             raise self.fatal from error
         if found != "aborted":
             self._next()
-            yield CallBacks(list(transaction.committed(None)))
+            yield CallBacks(list(self.transaction.committed(None)))
             msg = f"the transaction was committed before (state {found})"
             raise CommittingError(msg)
 
@@ -518,7 +561,7 @@ class TransactionCore:
     def bring_stagers(self, shell: Shell) -> None:
         """Have a worker for each chunk that waits, `STAGERS_MAX` at most."""
         transaction = self.transaction
-        if not transaction.is_staging or self._group not in self._homes:
+        if not transaction.is_staging:
             return
         if len(transaction.sealed) == transaction.told:
             return  # a call for each record must cost nothing
@@ -535,7 +578,7 @@ class TransactionCore:
         while not shell.is_stopping:
             transaction = self.transaction
             is_due = transaction.is_staging and self.state is TransactionPhase.OPEN
-            home = self._homes.get(self._group)
+            home = self._home
             if not transaction.to_stage or not is_due or home is None or transaction.failure:
                 yield Pause(None, STAGERS)
                 continue
@@ -617,8 +660,8 @@ class TransactionCore:
 
     def _next(self) -> None:
         """End the present transaction; the next one has the next number, if it was sent."""
-        if self.transaction.was_sent:
-            self._homes[self._group].number += 1
+        if self.transaction.was_sent and self._home is not None:
+            self._home.number += 1
         self._is_doubtful = False
         self.state = TransactionPhase.IDLE
 

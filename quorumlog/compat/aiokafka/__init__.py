@@ -6,7 +6,7 @@ The classes have aiokafka's names, signatures, defaults and meanings, over `Asyn
 `AsyncConsumer` and `AsyncAdmin`. Values and keys are bytes in both directions. The docstrings of
 `http_api.client.compat.aiokafka_producer` and ``aiokafka_consumer`` list the differences; the first
 of them: **a key lands in the partition of its crc32, and not of its murmur2**, so another partition
-than a Kafka client chooses. Transactions are refused.
+than a Kafka client chooses.
 """
 
 from http_api.client.compat.aiokafka_client import AIOKafkaClient
