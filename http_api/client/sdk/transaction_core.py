@@ -126,6 +126,8 @@ class TransactionCore:
         self._chunk_bytes = min(config.batch_size, CHUNK_BYTES_MAX)
         self._is_sticky = config.partitioner == Partitioner.STICKY.value
         self._is_busy = False
+        self._is_sealed = False
+        """True while a commit waits for the last chunks: what came now would not be in it."""
         self._stagers = 0
         self.state = TransactionPhase.IDLE
         self.transaction = OpenTransaction(self._chunk_bytes)
@@ -381,9 +383,6 @@ class TransactionCore:
         transaction.freeze(self._attempt_id(home))
         self.state = TransactionPhase.SENT
         return False
-
-    _is_sealed = False
-    """True while a commit waits for the last chunks: what came now would not be in it."""
 
     def staged_steps(self, shell: Shell, until_s: float) -> Steps[None]:
         """Wait until every sealed chunk is staged.
