@@ -29,6 +29,7 @@ from broker.transactions.chunk_records import (
     encode_chunk,
     rows_in,
 )
+from broker.transactions.messages import LogPlace
 from broker.transactions.stage_index import (
     REFS_MAX,
     AttemptRefs,
@@ -50,6 +51,7 @@ from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 if TYPE_CHECKING:
     from broker.coordinator.runtime import Proof
     from broker.log.partition_log import PartitionLog
+    from broker.record.batch import BatchSlice
     from broker.replication.log_start_manager import LogTrimming
     from broker.replication.replica import Replica
     from broker.server.local_partitions import LocalPartitions
@@ -187,7 +189,8 @@ class StageLeader:
         ]
         self._ports.home_of(chunk.key.id)  # raises, if it does, before anything is appended
         base, committed = self._write(replica, records, timeout_ms)
-        self._index.append(chunk, base, self._ports.clock.wall_ms())
+        at = LogPlace(self.epoch, base)
+        self._index.append(chunk, at, self._ports.clock.wall_ms())
         return self._index.places[base], committed
 
     def _write(
@@ -295,10 +298,11 @@ class StageLeader:
         while offset < end:
             log = (await self._warmed(offset)).log
             for piece in log.read(offset, LOAD_BYTES, end):
-                for at, line in enumerate(_lines(piece.lines), piece.first_offset):
+                first = _place_of(piece)
+                for number, line in enumerate(_lines(piece.lines)):
                     head = decode_head(line)
                     if head is not None:
-                        index.fold(head, at, piece.header.append_timestamp)
+                        index.fold(head, first.moved(number), piece.header.append_timestamp)
                 offset = piece.next_offset
             await asyncio.sleep(0)
         _, role = self._ports.local.leading(self.place)
@@ -369,14 +373,14 @@ class StageLeader:
         except (KafkaError, TimeoutError) as error:
             _log.debug(
                 "no word about a chunk stage=%d place=%d: %s",
-                question.partition, question.place, error,
+                question.partition, question.place.offset, error,
             )  # fmt: skip
             return None
 
     async def _move(self, place: ChunkPlace) -> None:
         """Append a living chunk once more, so that the log's beginning may go."""
         replica = await self._warmed(place.base)
-        lines = lines_at(replica.log, range(place.base, place.end), self._end())
+        lines = lines_at(replica.log, range(place.base, place.end))
         chunk = replace(chunk_in(lines), since_ms=place.since_ms)
         if self._index.is_moved(place) or place.base not in self._index.places:
             return  # it was let go, or staged anew, while its rows were read
@@ -421,41 +425,44 @@ class StageLeader:
             self._ports.trimming.move_log_start(self.place, self.epoch, start)
 
 
-def lines_at(log: PartitionLog, offsets: Sequence[int], up_to_offset: int) -> list[bytes]:
-    """Return the stored lines at ascending offsets, all below ``up_to_offset``.
+def lines_at(log: PartitionLog, offsets: range) -> list[bytes]:
+    """Return the stored lines at these offsets.
 
     Raises:
         KafkaError: OFFSET_OUT_OF_RANGE, the log begins behind the first of them, or ends before
             the last.
     """
     found: list[bytes] = []
-    for run in _runs(offsets):
-        offset = run.start
-        while offset < run.stop:
-            pieces = log.read(offset, READ_BYTES, min(run.stop, up_to_offset))
-            if not pieces:
-                text = f"no record at offset {offset}: the log has them up to {up_to_offset}"
-                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
-            for piece in pieces:
-                found += _lines(piece.lines)
-                offset = piece.next_offset
+    offset = offsets.start
+    while offset < offsets.stop:
+        pieces = log.read(offset, READ_BYTES, offsets.stop)
+        if not pieces:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no record at offset {offset}")
+        for piece in pieces:
+            found += _lines(piece.lines)
+            offset = piece.next_offset
     return found
 
 
-def rows_at(log: PartitionLog, offsets: Sequence[int], up_to_offset: int) -> list[TargetRows]:
-    """Return the staged rows at ascending offsets; see `lines_at`."""
-    return [rows_in(line) for line in lines_at(log, offsets, up_to_offset)]
+def rows_at(log: PartitionLog, place: LogPlace) -> TargetRows | None:
+    """Return the staged rows of a record; None if the log has another one there, or none.
+
+    An unclean election may have cut the record, and given its offset to another one, whose rows may
+    be of a transaction that is not decided (T7).
+
+    Raises:
+        KafkaError: OFFSET_OUT_OF_RANGE, the log begins behind the place, or ends before it.
+    """
+    pieces = log.read(place.offset, READ_BYTES, place.offset + 1)
+    if not pieces or _place_of(pieces[0]) != place:
+        return None
+    (line,) = _lines(pieces[0].lines)
+    return rows_in(line)
 
 
-def _runs(offsets: Sequence[int]) -> list[range]:
-    """Return ascending offsets as ranges without gaps."""
-    runs: list[range] = []
-    for offset in offsets:
-        if runs and runs[-1].stop == offset:
-            runs[-1] = range(runs[-1].start, offset + 1)
-        else:
-            runs.append(range(offset, offset + 1))
-    return runs
+def _place_of(piece: BatchSlice) -> LogPlace:
+    """Return the place of the first record of a piece."""
+    return LogPlace(LeaderEpoch(piece.header.leader_epoch), piece.first_offset)
 
 
 def _lines(lines: bytes | memoryview) -> list[bytes]:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from broker.server.transaction_apis import StageRequest, TopicRows
     from broker.transactions.messages import (
         AttemptNamed,
+        LogPlace,
         StagedAttempt,
         TargetRows,
         TransactionalId,
@@ -125,25 +126,24 @@ class Stages:
         return leader
 
     async def read(self, request: ReadStaged) -> list[TargetRows | None]:
-        """Return the rows at ascending offsets of a stage led here, as far as one answer holds.
+        """Return the rows at places of a stage that is led here, as far as one answer holds.
 
-        At least one; None for a place below the log start.
+        At least one; None where the log holds no such record.
 
         Raises:
             KafkaError: NOT_LEADER_OR_FOLLOWER; OFFSET_NOT_AVAILABLE, a place is not committed;
-                KAFKA_STORAGE_ERROR, no staged rows stand there, or they are damaged.
+                KAFKA_STORAGE_ERROR, the rows are damaged.
         """
         place = self.find(request.partition).place
         found: list[TargetRows | None] = []
         size = 0
-        for offset in request.offsets:
+        for at in request.places:
             replica, _ = self._ports.local.leading(place)
-            if offset >= replica.partition.high_watermark:
+            if at.offset >= replica.partition.high_watermark:
                 raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
             try:
-                rows = await read_place(replica, offset)
-            except StorageError as error:
-                # An unclean election may have put something else there: the unit waits, not more.
+                rows = await read_place(replica, at)
+            except StorageError as error:  # the unit waits for another leader, not more
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
             found.append(rows)
             size += 0 if rows is None else len(rows.records)
@@ -178,16 +178,17 @@ class Stages:
             raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
 
 
-async def read_place(replica: Replica, offset: int) -> TargetRows | None:
-    """Return the staged rows at an offset below the replica's high watermark; None if trimmed."""
+async def read_place(replica: Replica, at: LogPlace) -> TargetRows | None:
+    """Return the staged rows at a place below the replica's high watermark; None if they are gone.
+
+    They are trimmed, or an unclean election has given the offset to another record.
+    """
     log = replica.log
-    if offset >= log.log_start_offset:
-        cold = log.cold_range(offset, 1)
+    if at.offset >= log.log_start_offset:
+        cold = log.cold_range(at.offset, 1)
         if cold is not None:
             await warm(cold)
-    if offset < log.log_start_offset:
-        return None
-    return rows_at(log, [offset], replica.partition.high_watermark)[0]
+    return None if at.offset < log.log_start_offset else rows_at(log, at)
 
 
 class StageRequests:
@@ -335,7 +336,7 @@ class StageRequests:
             for named in attempts
             for stage, one in [found[named.attempt_id]]
             for ref in one.refs
-            for source in [StagedPlace(stage, ref.offset)]
+            for source in [StagedPlace(stage, ref.at)]
         ]
 
     async def _refs(
@@ -368,15 +369,15 @@ class StageRequests:
                 ErrorCode.LEADER_NOT_AVAILABLE, f"{STAGED_TOPIC} is not known here yet"
             )
         found: dict[StagedPlace, TargetRows | None] = {}
-        absent: dict[PartitionId, list[int]] = {}
+        absent: dict[PartitionId, list[LogPlace]] = {}
         for place in sorted(set(places)):
             rows = await self._own_rows(topic, place)
             if rows is None:
-                absent.setdefault(place.stage, []).append(place.offset)
+                absent.setdefault(place.stage, []).append(place.at)
             else:
                 found[place] = rows
-        for stage, offsets in absent.items():
-            found |= await self._fetched(topic, stage, offsets, deadline_ms)
+        for stage, some in absent.items():
+            found |= await self._fetched(topic, stage, some, deadline_ms)
         return [found[place] for place in places]
 
     async def _own_rows(self, topic: TopicImage, place: StagedPlace) -> TargetRows | None:
@@ -384,24 +385,22 @@ class StageRequests:
         replica = self._manager.replica(TopicIdPartition(topic.topic_id, place.stage))
         if replica is None or replica.log.failed is not None:
             return None
-        if place.offset >= replica.partition.high_watermark:
+        if place.at.offset >= replica.partition.high_watermark:
             return None
         try:
-            return await read_place(replica, place.offset)
+            return await read_place(replica, place.at)
         except (KafkaError, StorageError):
             return None
 
     async def _fetched(
-        self, topic: TopicImage, stage: PartitionId, offsets: list[int], deadline_ms: int
+        self, topic: TopicImage, stage: PartitionId, places: list[LogPlace], deadline_ms: int
     ) -> Mapping[StagedPlace, TargetRows | None]:
         found: dict[StagedPlace, TargetRows | None] = {}
-        while offsets:
-            request = ReadStaged(partition=stage, offsets=tuple(offsets))
+        while places:
+            request = ReadStaged(partition=stage, places=tuple(places))
             rows = await self._read(topic, request, deadline_ms)
-            found |= {
-                StagedPlace(stage, offset): one for offset, one in zip(offsets, rows, strict=False)
-            }
-            offsets = offsets[len(rows) :]
+            found |= {StagedPlace(stage, at): one for at, one in zip(places, rows, strict=False)}
+            places = places[len(rows) :]
         return found
 
     async def _read(

@@ -256,7 +256,7 @@ def decode_apply(body: bytes) -> ApplyUnits:
         head, inline = _parted(body)
         left = iter(inline)
         units = tuple(
-            UnitRows(number, rows, next(left) if place is None else StagedPlace(*place))
+            UnitRows(number, rows, next(left) if place is None else _place_in(place))
             for number, rows, place in head["units"]
         )
         return ApplyUnits(
@@ -268,6 +268,10 @@ def decode_apply(body: bytes) -> ApplyUnits:
     except (struct.error, ValueError, KeyError, TypeError, StopIteration) as error:
         text = f"malformed request to a target: {error}"
         raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
+
+
+def _place_in(fields: list[Any]) -> StagedPlace:
+    return msgspec.convert(fields, StagedPlace)
 
 
 def encode_apply_answer(answer: ApplyAnswer) -> bytes:

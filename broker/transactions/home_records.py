@@ -17,6 +17,7 @@ import orjson
 from broker.record.batch import RecordFormat
 from broker.transactions.messages import (
     NO_GROUP,
+    LogPlace,
     PlacedRows,
     TargetRows,
     TransactionalId,
@@ -66,7 +67,7 @@ class NextKey(NamedTuple):
 
 
 class HorizonKey(NamedTuple):
-    """Key of a stage's horizon: no decision will name a chunk below it (rule S10)."""
+    """Key of a stage's horizon, a `LogPlace`: no decision names a chunk below it (rule S10)."""
 
     stage: PartitionId
 
@@ -95,7 +96,7 @@ class StagedPlace(NamedTuple):
     """The record of a stage that holds rows for one target."""
 
     stage: PartitionId
-    offset: int
+    at: LogPlace
 
 
 class Target(NamedTuple):
@@ -192,12 +193,12 @@ class EpochValue:
 
 @dataclass(frozen=True, slots=True)
 class NumberValue:
-    """A number: of the next row, of a horizon's offset, or of a floor's epoch."""
+    """A number: of the next row, or of a floor's epoch."""
 
     number: int
 
 
-HomeValue = TransactionValue | EpochValue | NumberValue
+HomeValue = TransactionValue | EpochValue | NumberValue | LogPlace
 
 
 class HomeRecord(NamedTuple):
@@ -211,7 +212,7 @@ HOME_KINDS: dict[str, tuple[type[HomeKey], type[HomeValue]]] = {
     "txn": (TransactionKey, TransactionValue),
     "epoch": (EpochKey, EpochValue),
     "next": (NextKey, NumberValue),
-    "horizon": (HorizonKey, NumberValue),
+    "horizon": (HorizonKey, LogPlace),
     "floor": (FloorKey, NumberValue),
 }
 _NAMES = {key: name for name, (key, _) in HOME_KINDS.items()}

@@ -18,6 +18,7 @@ from raft_metadata.common.ids import (
     BrokerId,
     GroupId,
     InstanceId,
+    LeaderEpoch,
     PartitionId,
     TopicId,
     TopicName,
@@ -112,6 +113,23 @@ class OffsetMove:
     """The committed offset that the client expects, `EXPECTED_NONE` for none; null: any."""
     metadata: str = ""
     leader_epoch: int = NO_EPOCH
+
+
+class LogPlace(NamedTuple):
+    """The place of a record in all histories of a log, below and above the places of others.
+
+    An unclean election gives an offset to another record; but no two leaders have one epoch (rule
+    R3), so no other record has both. The epochs of one history never fall: what is below a place in
+    this order, and not in its history, is of an older one, which was cut.
+    """
+
+    leader_epoch: LeaderEpoch
+    """Leader epoch in which the record's batch was appended."""
+    offset: int
+
+    def moved(self, by: int) -> LogPlace:
+        """Return the place of the record so many records behind this one in its batch."""
+        return LogPlace(self.leader_epoch, self.offset + by)
 
 
 class TransactionState(Enum):

@@ -131,7 +131,9 @@ class LogView:
                     lines=b"".join(line + b"\n" for line in piece),
                     first_offset=begin,
                     next_offset=end,
-                    header=SimpleNamespace(append_timestamp=batch.append_ms),
+                    header=SimpleNamespace(
+                        append_timestamp=batch.append_ms, leader_epoch=batch.epoch
+                    ),
                 )
             )
         return pieces

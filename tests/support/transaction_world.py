@@ -499,7 +499,7 @@ class Node:
             Part(
                 Target(ref.target.topic_id, ref.target.partition),
                 ref.target.rows,
-                StagedPlace(PartitionId(0), ref.offset),
+                StagedPlace(PartitionId(0), ref.at),
             )
             for one in found
             for ref in one.refs
@@ -511,13 +511,12 @@ class Node:
         found: list[TargetRows | None] = []
         await asyncio.sleep(self.world.chance.random() * 0.01)
         for place in places:
-            if place.offset < log.start:
+            if place.at.offset < log.start:
                 found.append(None)
-            elif place.offset >= log.view.high_watermark:
+            elif place.at.offset >= log.view.high_watermark:
                 raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
             else:
-                view = cast("Any", log.view)
-                found.append(rows_at(view, [place.offset], log.view.high_watermark)[0])
+                found.append(rows_at(cast("Any", log.view), place.at))
         return found
 
     def stage(self) -> StageLeader:
