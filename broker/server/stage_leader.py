@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 LOAD_BYTES: Final = 131_072
 """Bytes that a load reads in one turn of the loop, or one record if that is larger: 200 records of
 few rows take 3 ms."""
+ANSWER_BYTES_MAX: Final = 16_777_216
+"""Bytes of staged rows in one answer, or one record if that is larger."""
 READ_BYTES: Final = 1_048_576
 """Bytes of one read of rows, or one record if that is larger."""
 FORGOTTEN_AT_ONCE: Final = 500
@@ -253,6 +255,43 @@ class StageLeader:
             for named in request.attempts
         )
 
+    async def read(self, places: Sequence[LogPlace]) -> list[TargetRows | None]:
+        """Return the rows at places, as far as one answer holds, at least one.
+
+        None: they are gone for good. That is said with proof only (rule G3), and by a leader that
+        is loaded: the log that it found is what is left. It has another record there, or ends
+        before the place, or begins behind it.
+
+        Raises:
+            KafkaError: OFFSET_NOT_AVAILABLE, a place is not committed here yet;
+                KAFKA_STORAGE_ERROR, the rows are damaged.
+        """
+        found: list[TargetRows | None] = []
+        size, is_proven = 0, False
+        for at in places:
+            try:
+                rows = await self._rows_at(at)
+            except StorageError as error:  # the unit waits for another leader, not more
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            if rows is None and not is_proven:
+                await self._prove()
+                is_proven = True
+            found.append(rows)
+            size += 0 if rows is None else len(rows.records)
+            if size >= ANSWER_BYTES_MAX:
+                break
+        return found
+
+    async def _rows_at(self, at: LogPlace) -> TargetRows | None:
+        replica = self._leading()
+        if at.leader_epoch > self.epoch:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "a newer leader appended the record")
+        if at.offset < replica.partition.high_watermark:
+            return await read_place(replica, at)
+        if at.leader_epoch in {self.epoch, replica.log.epoch_at(at.offset)}:
+            raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+        return None
+
     async def _prove(self) -> None:
         """Wait for proof that no other broker leads, which may know of more chunks (rule G3)."""
         proof = self._ports.proof
@@ -442,6 +481,19 @@ def lines_at(log: PartitionLog, offsets: range) -> list[bytes]:
             found += _lines(piece.lines)
             offset = piece.next_offset
     return found
+
+
+async def read_place(replica: Replica, at: LogPlace) -> TargetRows | None:
+    """Return the staged rows at a place below the replica's high watermark; None if they are gone.
+
+    They are trimmed, or an unclean election has given the offset to another record.
+    """
+    log = replica.log
+    if at.offset >= log.log_start_offset:
+        cold = log.cold_range(at.offset, 1)
+        if cold is not None:
+            await warm(cold)
+    return None if at.offset < log.log_start_offset else rows_at(log, at)
 
 
 def rows_at(log: PartitionLog, place: LogPlace) -> TargetRows | None:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from broker.coordinator.home import Missing
 from broker.coordinator.led_shards import LedPartitions
-from broker.log.log_reader import warm
 from broker.record.lines import encode_lines
 from broker.server.peer_codec import PeerRequestKind, join_body, split_body
 from broker.server.row_targets import layout_of, seeded_keyless, target_rows
-from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, rows_at
+from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, read_place
 from broker.server.topics import LiveLimits
 from broker.server.transaction_apis import StagedRow
 from broker.server.transactions import home_partition, home_topic, transaction_limits
@@ -48,7 +47,6 @@ from raft_metadata.common.internal_topics import STAGED_TOPIC
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
-    from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
     from broker.server.internal_topics import InternalTopics
     from broker.server.metadata_loader import MetadataLoader
@@ -82,8 +80,6 @@ KINDS: Final = frozenset(
     }
 )
 """Requests that `Stages.answer` takes."""
-READ_BYTES_MAX: Final = 16_777_216
-"""Bytes of staged rows in one answer, or one record if that is larger."""
 READ_TIMEOUT_MS: Final = 5_000
 """Time for a stage's leader to return rows; the unit is tried again."""
 LIST_TIMEOUT_MS: Final = 5_000
@@ -125,32 +121,6 @@ class Stages:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return leader
 
-    async def read(self, request: ReadStaged) -> list[TargetRows | None]:
-        """Return the rows at places of a stage that is led here, as far as one answer holds.
-
-        At least one; None where the log holds no such record.
-
-        Raises:
-            KafkaError: NOT_LEADER_OR_FOLLOWER; OFFSET_NOT_AVAILABLE, a place is not committed;
-                KAFKA_STORAGE_ERROR, the rows are damaged.
-        """
-        place = self.find(request.partition).place
-        found: list[TargetRows | None] = []
-        size = 0
-        for at in request.places:
-            replica, _ = self._ports.local.leading(place)
-            if at.offset >= replica.partition.high_watermark:
-                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
-            try:
-                rows = await read_place(replica, at)
-            except StorageError as error:  # the unit waits for another leader, not more
-                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-            found.append(rows)
-            size += 0 if rows is None else len(rows.records)
-            if size >= READ_BYTES_MAX:
-                break
-        return found
-
     async def answer(self, kind: int, head: dict[str, Any], payload: bytes) -> StageBody:
         """Answer a request of another broker, of one of `KINDS`.
 
@@ -168,7 +138,8 @@ class Stages:
                     refs = await self.find(wanted.partition).refs(wanted)
                     return stage_messages.encode_refs(refs)
                 case PeerRequestKind.READ_STAGED:
-                    rows = await self.read(stage_messages.decode_read_staged(head))
+                    read = stage_messages.decode_read_staged(head)
+                    rows = await self.find(read.partition).read(read.places)
                     return stage_messages.encode_found_rows(rows)
                 case _:
                     attempts = self.find(PartitionId(head["partition"])).attempts()
@@ -176,19 +147,6 @@ class Stages:
         except (ValueError, TypeError) as error:
             text = f"malformed request of kind {kind}: {error}"
             raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
-
-
-async def read_place(replica: Replica, at: LogPlace) -> TargetRows | None:
-    """Return the staged rows at a place below the replica's high watermark; None if they are gone.
-
-    They are trimmed, or an unclean election has given the offset to another record.
-    """
-    log = replica.log
-    if at.offset >= log.log_start_offset:
-        cold = log.cold_range(at.offset, 1)
-        if cold is not None:
-            await warm(cold)
-    return None if at.offset < log.log_start_offset else rows_at(log, at)
 
 
 class StageRequests:
@@ -357,7 +315,7 @@ class StageRequests:
     # ---- for targets
 
     async def rows_of(self, places: Sequence[StagedPlace]) -> Sequence[TargetRows | None]:
-        """Return the rows of each place; None where the stage holds none there any more.
+        """Return the rows of each place; None where they are gone for good, as its leader proves.
 
         They come from this broker's own disk where it holds the stage below its own high watermark,
         else from the stage's leader.
@@ -407,7 +365,7 @@ class StageRequests:
         self, topic: TopicImage, request: ReadStaged, deadline_ms: int
     ) -> list[TargetRows | None]:
         async def here(_timeout_ms: int) -> list[TargetRows | None]:
-            return await self._stages.read(request)
+            return await self._stages.find(request.partition).read(request.places)
 
         body = stage_messages.encode_read_staged(request)
         return await self._routed(

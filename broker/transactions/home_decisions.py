@@ -6,6 +6,7 @@ The table of `DESIGN.md`, row by row. A caller folds and writes the records of o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -32,6 +33,7 @@ from broker.transactions.home_state import HomeLimits, HomeState, slim
 from broker.transactions.messages import (
     KeyPosition,
     LastPosition,
+    LostRows,
     NumberedPosition,
     PlacedRows,
     Position,
@@ -388,9 +390,35 @@ def complete(
         state=TransactionState.COMPLETE,
         placed=placed,
         dropped=dropped,
+        lost=lost_rows(last, dropped),
         completed_ms=now_ms,
     )
     return (HomeRecord(TransactionKey(*id_), value),)
+
+
+def lose(home: HomeState, id_: TransactionalId, gone: Collection[Unit]) -> Records:
+    """Record that rows are lost: ``gone`` are units whose stages proved that they do not have them.
+
+    Where the open decision names another place by now the rows were moved, and nothing is lost: it
+    is asked for them there (rule S10). Nothing may act on this before it is committed (rule S1):
+    another home, that this one does not know of, may have moved them.
+    """
+    last = home.newest.get(id_)
+    if last is None or not last.is_open:
+        return ()
+    units = tuple(unit._replace(source=None) if unit in gone else unit for unit in last.units)
+    if units == last.units:
+        return ()
+    return (HomeRecord(TransactionKey(*id_), replace(last, units=units)),)
+
+
+def lost_rows(value: TransactionValue, dropped: Collection[Target]) -> tuple[LostRows, ...]:
+    """Return the rows of an open decision that are lost, but for those of deleted topics."""
+    rows: Counter[Target] = Counter()
+    for unit in value.units:
+        if unit.is_lost and unit.target not in dropped:
+            rows[unit.target] += unit.rows
+    return tuple(LostRows(*target, count) for target, count in rows.items())
 
 
 # the stages ask
@@ -444,7 +472,7 @@ def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
     return True, (HomeRecord(HorizonKey(stage), at.moved(chunk.records)),)
 
 
-def _record_in(source: int | StagedPlace, chunk: ChunkPlaced) -> int | None:
+def _record_in(source: int | StagedPlace | None, chunk: ChunkPlaced) -> int | None:
     """Return which of the chunk's records stands at a place: 0 for the first; None for no one."""
     if not isinstance(source, StagedPlace):
         return None

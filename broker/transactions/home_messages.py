@@ -221,9 +221,13 @@ class GapFound:
 
 @dataclass(frozen=True, slots=True)
 class SourceGone:
-    """A stage does not hold a unit's rows at the place that was named: it was moved (rule S10)."""
+    """Units whose rows are gone for good from the places that were named; nothing was appended.
 
-    number: int
+    Their stages' leaders prove that, and the target's leader that it does not have the units. The
+    home has named other places by now, or the rows are lost (rule S10).
+    """
+
+    numbers: tuple[int, ...]
 
 
 ApplyAnswer = UnitsApplied | GapFound | SourceGone

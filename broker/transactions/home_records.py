@@ -18,6 +18,7 @@ from broker.record.batch import RecordFormat
 from broker.transactions.messages import (
     NO_GROUP,
     LogPlace,
+    LostRows,
     PlacedRows,
     TargetRows,
     TransactionalId,
@@ -116,8 +117,14 @@ class Unit(NamedTuple):
     rows: int
     after: int
     """The number behind the unit before it: below ``number`` only where sequences wrap."""
-    source: int | StagedPlace
-    """Its index in `TransactionValue.inline`, or its place in a stage."""
+    source: int | StagedPlace | None
+    """Its index in `TransactionValue.inline`, or its place in a stage. Null: its rows are lost, so
+    it is never sent any more (rule S10)."""
+
+    @property
+    def is_lost(self) -> bool:
+        """True if an unclean election of its stage took its rows."""
+        return self.source is None
 
     @property
     def target(self) -> Target:
@@ -159,6 +166,8 @@ class TransactionValue:
     """Once complete: the place of the rows in each target."""
     dropped: tuple[Target, ...] = ()
     """Once complete: targets whose topic was deleted behind the decision."""
+    lost: tuple[LostRows, ...] = ()
+    """Once complete: rows that are nowhere."""
     decided_ms: int | None = None
     """Wall time of the decision; None if this broker's clock was not trusted then."""
     completed_ms: int | None = None

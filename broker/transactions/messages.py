@@ -155,6 +155,15 @@ class PlacedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class LostRows:
+    """Decided rows of one partition that an unclean election of a stage took: they are nowhere."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class PendingTarget:
     """A partition whose rows are decided and not committed there yet, and what it waits for."""
 
@@ -177,6 +186,8 @@ class TransactionOutcome:
     """Empty once complete."""
     dropped: tuple[tuple[TopicId, PartitionId], ...] = ()
     """Targets whose topic was deleted behind the decision (rule S11)."""
+    lost: tuple[LostRows, ...] = ()
+    """Then it is not all there, and no success (rule S3)."""
     layout: int = 0
     """Checksum of the partitions that the first attempt chose for its inline rows, in their order:
     a repeat that chose others can't tell which row stands where."""
@@ -231,6 +242,7 @@ class TransactionDescription:
     placed: tuple[PlacedRows, ...] = ()
     pending: tuple[PendingTarget, ...] = ()
     dropped: tuple[tuple[TopicId, PartitionId], ...] = ()
+    lost: tuple[LostRows, ...] = ()
     attempts: tuple[StagedAttempt, ...] = ()
     home_leader: BrokerId
     home_partition: PartitionId

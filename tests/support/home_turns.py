@@ -11,7 +11,7 @@ key; `a2` two rows for target a, `a2@17` staged at offset 17 in leader epoch 1, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from difflib import ndiff
 
@@ -174,6 +174,10 @@ class HomeTurns:
         """Record that every target has acknowledged."""
         self.write(home_decisions.complete(self.home, id_, placed, dropped, self.now_ms))
 
+    def lose(self, id_: TransactionalId, gone: Collection[Unit]) -> None:
+        """Record that the rows of units are lost."""
+        self.write(home_decisions.lose(self.home, id_, gone))
+
     def may_go(self, chunk: ChunkPlaced) -> bool:
         """Answer a stage."""
         answer, records = home_decisions.may_go(self.home, chunk)
@@ -294,6 +298,11 @@ def _run(turns: HomeTurns, command: str) -> str:
             )
             turns.complete(named(name), placed, tuple(map(target, dropped)))
             return "done"
+        case "lose", [name, *places]:
+            last = turns.home.newest[named(name)]
+            gone = [unit for unit in last.units if unit.source in map(staged_at, places)]
+            turns.lose(named(name), gone)
+            return "done"
         case "forget", [name]:
             turns.forget(named(name))
             return "forgotten"
@@ -390,6 +399,7 @@ def show_value(value: TransactionValue) -> str:
     words += map(show_unit, value.units)
     words += [f"{each.topic_id[-1]}={each.base_offset}" for each in value.placed]
     words += [f"dropped:{each.topic_id[-1]}" for each in value.dropped]
+    words += [f"lost:{each.topic_id[-1]}+{each.rows}" for each in value.lost]
     return " ".join(filter(None, words))
 
 
@@ -399,6 +409,10 @@ def show_place(at: LogPlace) -> str:
 
 
 def show_unit(unit: Unit) -> str:
-    """Return a unit in words: ``a:7+2`` two rows from number 7 on, ``@17`` staged there."""
+    """Return a unit in words: ``a:7+2`` two rows from number 7 on, ``@17`` staged there.
+
+    ``@lost``: they were staged, and are nowhere.
+    """
     staged = f"@{show_place(unit.source.at)}" if isinstance(unit.source, StagedPlace) else ""
+    staged = "@lost" if unit.is_lost else staged
     return f"{unit.topic_id[-1]}:{unit.number}+{unit.rows}{staged}"

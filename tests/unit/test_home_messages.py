@@ -40,6 +40,6 @@ def test_a_malformed_request_to_a_target_is_refused() -> None:
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
-@pytest.mark.parametrize("answer", [UnitsApplied((4, None)), GapFound(7), SourceGone(5)])
+@pytest.mark.parametrize("answer", [UnitsApplied((4, None)), GapFound(7), SourceGone((5, 7))])
 def test_an_answer_of_a_target_comes_back_as_it_was(answer: ApplyAnswer) -> None:
     assert decode_apply_answer(encode_apply_answer(answer)) == answer

@@ -35,7 +35,13 @@ from broker.transactions.home_records import (
     encode_target_rows,
 )
 from broker.transactions.home_state import HomeState, slim
-from broker.transactions.messages import LogPlace, PlacedRows, TargetRows, TransactionState
+from broker.transactions.messages import (
+    LogPlace,
+    LostRows,
+    PlacedRows,
+    TargetRows,
+    TransactionState,
+)
 from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId, TopicId
 from tests.support.home_turns import HomeTurns, as_of_home, check, folded, named
 from tests.support.home_world import compacted, facts
@@ -77,10 +83,12 @@ FULL = TransactionValue(
     units=(
         Unit(T, PartitionId(3), 1 << 31, 2, (1 << 31) - 1, 0),
         Unit(T, PartitionId(4), 0, 1, 0, StagedPlace(PartitionId(7), PLACE)),
+        Unit(T, PartitionId(4), 1, 1, 1, None),
     ),
     inline=tuple(map(rows_with, (b"[" + b",".join(CLIENT_TEXT[1:]) + b"]", *CLIENT_TEXT[1:]))),
     placed=(PlacedRows(T, PartitionId(3), 2, None), PlacedRows(T, PartitionId(4), 1, 0)),
     dropped=(Target(T, PartitionId(5)),),
+    lost=(LostRows(T, PartitionId(4), 9),),
     decided_ms=1_700_000_000_000,
     completed_ms=None,
     layout=9,

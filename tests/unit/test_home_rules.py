@@ -378,6 +378,50 @@ def test_rule_s10_another_chunk_at_the_offset_of_a_decided_one_is_not_the_decide
     """)
 
 
+def test_rule_s10_rows_that_are_nowhere_are_recorded_with_their_decision() -> None:
+    """Per target, behind a load, too; the rest of the decision is completed."""
+    check("""
+        commit n #1 A a2@6 b1@7 a3@9 -> decided \
+            | txn n 0.1 committing A run=r1 a:0+2@6 b:0+1@7 a:2+3@9, next a 5, next b 1
+        lose n @6 @9     -> done | txn n 0.1 committing A run=r1 a:0+2@lost b:0+1@7 a:2+3@lost
+        load             -> loaded
+        lose n @6        -> done
+        ask n #1 @6      -> may go
+        ask n #1 @7      -> stays
+        ask n #1 @7 copy=@20 -> may go \
+            | txn n 0.1 committing A run=r1 a:0+2@lost b:0+1@20 a:2+3@lost
+        complete n b=4   -> done | txn n 0.1 complete A run=r1 b=4 lost:a+5
+        load             -> loaded
+        commit n #1 A a2@6 b1@7 a3@9 -> again 0.1 complete
+        lose n @20       -> done
+    """)
+
+
+def test_rule_s10_rows_of_a_deleted_topic_are_not_told_as_lost() -> None:
+    check("""
+        commit n #1 A a2@6 b1@7 -> decided \
+            | txn n 0.1 committing A run=r1 a:0+2@6 b:0+1@7, next a 2, next b 1
+        lose n @6 @7     -> done | txn n 0.1 committing A run=r1 a:0+2@lost b:0+1@lost
+        complete n a     -> done | txn n 0.1 complete A run=r1 dropped:a lost:b+1
+    """)
+
+
+def test_rule_s10_rows_that_were_moved_are_not_lost() -> None:
+    """A target was asked with the old place; its answer comes behind the move."""
+    turns = HomeTurns()
+    check(
+        """
+        commit n #1 A a2@6   -> decided | txn n 0.1 committing A run=r1 a:0+2@6, next a 2
+        """,
+        turns,
+    )
+    asked = turns.home.newest[named("n")].units
+    check("ask n #1 @6 copy=@20 -> may go | txn n 0.1 committing A run=r1 a:0+2@20", turns)
+    assert home_decisions.lose(turns.home, named("n"), asked) == ()
+    check("complete n a=0 -> done | txn n 0.1 complete A run=r1 a=0", turns)
+    assert home_decisions.lose(turns.home, named("n"), asked) == ()
+
+
 def test_rule_s10_a_chunk_of_an_undecided_position_stays_until_it_is_aged() -> None:
     check("""
         init p            -> epoch 1 | epoch p 1

@@ -293,6 +293,49 @@ async def test_rule_s10_a_living_chunk_is_moved_and_read_at_its_new_place(stage:
     assert [rows_at(replica.log, place_at(at)) for at in (4, 5)] == list(living.targets)
 
 
+async def test_rule_s10_rows_are_gone_for_good_by_the_word_of_a_leader_that_is_loaded_and_proven(
+    stage: Stage,
+) -> None:
+    """An unclean election cut the log: it ends before the place, or has another record there."""
+    stage.here.manager.on_metadata_update(image(2, ALONE))
+    stage.leader = stage.at_epoch(2)
+    with pytest.raises(KafkaError) as caught:
+        await stage.leader.read([place_at(5)])
+    assert caught.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    await stage.leader.load()
+    await stage.stage(chunk("a"))
+    stage.here.manager.on_metadata_update(image(3, BOTH))
+    stage.leader = stage.at_epoch(3)
+    await stage.leader.load()
+    stage.proof.proven = False
+    asking = asyncio.create_task(stage.leader.read([place_at(5), place_at(0)]))
+    await until(lambda: stage.log_end == 2)  # the probe, which the other replica must take
+    await asyncio.sleep(0.01)
+    assert not asking.done()
+    stage.here.manager.on_metadata_update(image(3, ALONE))
+    assert await asking == [None, None]
+    stage.proof.proven = True
+    assert await stage.leader.read([place_at(0, epoch=2)]) == [*chunk("a").targets]
+
+
+async def test_rule_s10_what_is_not_committed_or_of_a_newer_leader_is_not_gone(
+    stage: Stage,
+) -> None:
+    await stage.leader.load()
+    staged = stage.stage(chunk("a"))
+    await until(lambda: stage.log_end == 1)
+    for place, code in (
+        (place_at(0), ErrorCode.OFFSET_NOT_AVAILABLE),
+        (place_at(1), ErrorCode.OFFSET_NOT_AVAILABLE),
+        (place_at(0, epoch=2), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (place_at(7, epoch=2), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    ):
+        with pytest.raises(KafkaError) as caught:
+            await stage.leader.read([place])
+        assert caught.value.code is code
+    staged.cancel()
+
+
 async def test_rule_r10_a_chunk_does_not_age_while_the_clock_is_doubted(stage: Stage) -> None:
     await alone(stage)
     await stage.stage(chunk("a"))

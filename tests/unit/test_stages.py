@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from broker.coordinator.home import Missing
-from broker.server import stages as module
+from broker.server import stage_leader
 from broker.server.peer_codec import join_body, split_body
 from broker.server.stages import StageRequests, Stages
 from broker.transactions.chunk_records import stage_partition_of
@@ -134,7 +134,7 @@ async def test_rule_s10_rows_come_from_the_stages_leader_and_are_gone_where_it_i
 ) -> None:
     for sequence in range(3):
         await asker.put(sequence, targets=2)
-    monkeypatch.setattr(module, "READ_BYTES_MAX", 1)  # each answer holds one record
+    monkeypatch.setattr(stage_leader, "ANSWER_BYTES_MAX", 1)  # each answer holds one record
     places = [StagedPlace(STAGE, place_at(offset)) for offset in (5, 0, 3, 0)]
     before = len(asker.peers.kinds)
     rows = await asker.requests.rows_of(places)
