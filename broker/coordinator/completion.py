@@ -12,10 +12,11 @@ import asyncio
 import logging
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from broker.transactions.home_decisions import lost_rows
 from broker.transactions.home_messages import (
     ApplyAnswer,
     ApplyUnits,
@@ -26,7 +27,7 @@ from broker.transactions.home_messages import (
 )
 from broker.transactions.home_records import StagedPlace, Target, TransactionValue, Unit
 from broker.transactions.home_state import HomeState
-from broker.transactions.messages import PendingTarget, PlacedRows, TransactionalId
+from broker.transactions.messages import LostRows, PendingTarget, PlacedRows, TransactionalId
 from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import KafkaError
 
@@ -78,11 +79,33 @@ class OpenDecision:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is complete, or given up because this broker does not lead any more."""
 
+    @property
+    def is_seen(self) -> bool:
+        """True if each target has told where the rows are that were staged for it.
+
+        A target has a unit "already", but not its place, also where it passed over the unit because
+        another home had recorded it as lost. Of its own decision this home knows that, unless it is
+        deposed: so it must commit COMPLETE before it says so (rule S3).
+        """
+        return all(
+            not isinstance(unit.source, StagedPlace)
+            or unit.target in self.dropped
+            or self.bases.get((unit.target, unit.number)) is not None
+            for unit in self.value.units
+        )
+
+    @property
+    def lost(self) -> tuple[LostRows, ...]:
+        """The rows that are nowhere."""
+        return lost_rows(self.value, self.dropped)
+
     def placed(self) -> tuple[PlacedRows, ...]:
         """Return where the rows of each target stand."""
         rows: dict[Target, int] = {}
         first: dict[Target, int | None] = {}
         for unit in self.value.units:
+            if unit.is_lost:
+                continue
             rows[unit.target] = rows.get(unit.target, 0) + unit.rows
             first.setdefault(unit.target, self.bases.get((unit.target, unit.number)))
         return tuple(
@@ -125,16 +148,19 @@ class Completion:
         clock: Clock,
         start: Callable[[Work], asyncio.Task[None]],
         record: Callable[[OpenDecision], bool],
+        lose: Callable[[OpenDecision, Collection[Unit]], Awaitable[None]],
     ) -> None:
         """Prepare.
 
         ``start`` runs a queue's work as a task that its owner ends. ``record`` decides a COMPLETE,
         and returns False if that can't be recorded now: it is called again by `record_later`.
+        ``lose`` records that rows are not where the units say, and returns once that is committed.
         """
         self._port = port
         self._clock = clock
         self._start = start
         self._record = record
+        self._lose = lose
         self._open: dict[TransactionalId, OpenDecision] = {}
         self._queues: dict[tuple[int, Target], _Queue] = {}
 
@@ -186,20 +212,18 @@ class Completion:
             newest = home.newest.get(id_)
             if not value.is_open or newest is None or not is_same_decision(newest, value):
                 continue
-            known = self._open.get(id_)
-            if known is not None and is_same_decision(known.value, value):
-                known.value = value  # its sources have moved, or another run was remembered
-                known.waiting = {
-                    place: unit
-                    for unit in value.units
-                    if (place := (unit.target, unit.number)) in known.waiting
-                }
-                continue
-            waiting = {(unit.target, unit.number): unit for unit in value.units}
-            decision = OpenDecision(id_, value, waiting, since_ms=self._clock.monotonic_ms())
-            self._open[id_] = decision
-            for unit in value.units:
-                self._enqueue(decision, unit)
+            left = {(unit.target, unit.number): unit for unit in value.units if not unit.is_lost}
+            decision = self._open.get(id_)
+            if decision is not None and is_same_decision(decision.value, value):
+                # Its sources have moved or are lost, or another run was remembered.
+                decision.value = value
+                decision.waiting = {at: unit for at, unit in left.items() if at in decision.waiting}
+            else:
+                decision = OpenDecision(id_, value, left, since_ms=self._clock.monotonic_ms())
+                self._open[id_] = decision
+                for unit in left.values():
+                    self._enqueue(decision, unit)
+            self._end_if_settled(decision)
 
     def _enqueue(self, decision: OpenDecision, unit: Unit) -> None:
         key = (decision.value.numbering, unit.target)
@@ -216,11 +240,13 @@ class Completion:
         """Send the units of a queue until none is left."""
         pause_ms = RETRY_MIN_MS
         while queue.units:
-            if self._void_deleted(queue):
+            if self._drop_first(queue):
                 continue
             request = self._next_request(queue)
             try:
                 answer = await self._port.apply(request)
+                if isinstance(answer, SourceGone):
+                    await self._note_gone(queue, request, answer.numbers)
             except KafkaError as error:
                 queue.reason = error.message
                 await asyncio.sleep(pause_ms / 1000)
@@ -236,17 +262,18 @@ class Completion:
                     await asyncio.sleep(pause_ms / 1000)
                     pause_ms = min(2 * pause_ms, RETRY_MAX_MS)
                 case SourceGone():
-                    queue.reason = f"the rows of number {answer.number} are not at their stage"
-                    await asyncio.sleep(pause_ms / 1000)
-                    pause_ms = min(2 * pause_ms, RETRY_MAX_MS)
+                    await asyncio.sleep(RETRY_MIN_MS / 1000)
         self._queues.pop((queue.numbering, queue.target), None)
 
     def _next_request(self, queue: _Queue) -> ApplyUnits:
         units: list[UnitRows] = []
         size, after = 0, 0
         for number, decision in queue.units:
-            unit = decision.waiting[queue.target, number]
+            unit = decision.waiting.get((queue.target, number))
+            if unit is None:
+                break  # its rows are lost: those behind it follow another number
             source = unit.source
+            assert source is not None, "lost units do not wait"
             rows = source if isinstance(source, StagedPlace) else decision.value.inline[source]
             taken = STAGED_ROW_BYTES if isinstance(rows, StagedPlace) else len(rows.records)
             if units and (size + taken > UNITS_AT_ONCE_BYTES or len(units) >= UNITS_AT_ONCE_MAX):
@@ -270,18 +297,37 @@ class Completion:
             decision.bases[place] = base
             self._settle(decision, place)
 
-    def _void_deleted(self, queue: _Queue) -> bool:
-        """Drop units of a topic that was deleted behind their decision; False if it lives (S11)."""
-        _, first = queue.units[0]
-        if not self._port.is_deleted(queue.target, first.value.metadata_offset):
-            return False
-        number, decision = queue.units.popleft()
-        decision.dropped[queue.target] = None
-        self._settle(decision, (queue.target, number))
+    def _drop_first(self, queue: _Queue) -> bool:
+        """Drop a unit that is lost (S10), or whose topic was deleted behind its decision (S11)."""
+        number, decision = queue.units[0]
+        place = (queue.target, number)
+        if place in decision.waiting:
+            if not self._port.is_deleted(queue.target, decision.value.metadata_offset):
+                return False
+            decision.dropped[queue.target] = None
+            self._settle(decision, place)
+        queue.units.popleft()
         return True
+
+    async def _note_gone(
+        self, queue: _Queue, request: ApplyUnits, numbers: Collection[int]
+    ) -> None:
+        """Record units as lost that still name the places at which their rows are gone."""
+        queue.reason = f"the rows of number {min(numbers)} are not at their stage"
+        asked = {unit.number: unit.source for unit in request.units if unit.number in numbers}
+        gone: dict[OpenDecision, list[Unit]] = {}
+        for number, decision in queue.units:
+            unit = decision.waiting.get((queue.target, number))
+            if unit is not None and number in asked and unit.source == asked[number]:
+                gone.setdefault(decision, []).append(unit)
+        for decision, units in gone.items():
+            await self._lose(decision, units)
 
     def _settle(self, decision: OpenDecision, place: tuple[Target, int]) -> None:
         del decision.waiting[place]
+        self._end_if_settled(decision)
+
+    def _end_if_settled(self, decision: OpenDecision) -> None:
         if not decision.waiting:
             self._finish(decision)
             decision.done.set()
@@ -296,15 +342,15 @@ class Completion:
             self._finish(decision)
 
     def _note_gap(self, queue: _Queue, request: ApplyUnits, end: int) -> None:
-        """Mend a gap: the target lost what it had acknowledged, and takes the first unit anew."""
+        """Mend a gap: the target, or a stage, lost the rows in between."""
         first = request.units[0].number
         queue.reason = (
-            f"it ends at number {end}, the next unit follows {request.after}: records that it had "
-            "acknowledged are lost there"
+            f"it ends at number {end}, the next unit follows {request.after}: the rows in between "
+            "are lost"
         )
         _log.error(
-            "target lost acknowledged rows of a home topic_id=%s partition=%d numbering=%d end=%d "
-            "next=%d", *queue.target, queue.numbering, end, first,
+            "rows of a home are lost topic_id=%s partition=%d numbering=%d end=%d next=%d",
+            *queue.target, queue.numbering, end, first,
         )  # fmt: skip
         if end < first:
             queue.after = end

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -45,7 +46,7 @@ from broker.transactions.home_messages import (
     HomeRequest,
     InitId,
 )
-from broker.transactions.home_records import Target, TransactionKey, TransactionValue
+from broker.transactions.home_records import Target, TransactionKey, TransactionValue, Unit
 from broker.transactions.home_state import HomeLimits, HomeState, slim
 from broker.transactions.messages import (
     AttemptNamed,
@@ -60,6 +61,7 @@ from raft_metadata.common.clock import Clock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, PartitionId, TopicId
 
+_log = logging.getLogger("broker.coordinator")
 A = TypeVar("A")
 T = TypeVar("T")
 
@@ -169,7 +171,9 @@ class Home:
         self._shard = shard
         self._numbering = numbering
         self._ports = ports
-        self._completion = Completion(ports.targets, ports.clock, start, self._record_complete)
+        self._completion = Completion(
+            ports.targets, ports.clock, start, self._record_complete, self._record_lost
+        )
         self._to_check: list[TransactionalId] = []
         self._checked_ms = ports.clock.monotonic_ms()
         self._loaded_ms: int | None = None
@@ -379,25 +383,25 @@ class Home:
     ) -> TransactionOutcome:
         """Return the fate of a decided position: complete, or committing at the deadline (S3)."""
         epoch, number = content.at
-        value = verdict.value
         decision = self._completion.find(content.id)
-        is_here = decision is not None and decision.value.at == content.at
-        if decision is not None and is_here and not decision.done.is_set():
+        if decision is not None and decision.value.at != content.at:
+            decision = None
+        if decision is not None and not decision.done.is_set():
             await self._wait(decision, deadline_ms)
-        if self._shard.is_ready and not self._shard.state().home.fault:
-            last = self._home().newest.get(content.id)
-            if last is not None and last.at == content.at:
-                value = last
-            elif value.is_open:  # a later position was decided, or it is forgotten: it is complete
-                placed = OpenDecision(content.id, value, {}).placed()
-                value = replace(slim(value), state=TransactionState.COMPLETE, placed=placed)
-        # Else the state was dropped, or is refused, behind the decision, which stands: nothing else
-        # may be said of it than that it is committing, least of all that nothing was written (S3).
-        state, placed, dropped = value.state, value.placed, value.dropped
+        value = self._present(content, verdict.value)
+        is_seen = decision is not None and decision.is_seen
+        if not value.is_open and _is_staged(verdict.value) and not is_seen:
+            left_ms = max(0, deadline_ms - self._now_ms())
+            try:
+                async with asyncio.timeout(left_ms / 1000):
+                    await self._shard.settled()
+            except (KafkaError, TimeoutError):
+                value = verdict.value
+        state, placed, dropped, lost = value.state, value.placed, value.dropped, value.lost
         pending: tuple[PendingTarget, ...] = ()
-        if decision is not None and is_here:
-            pending = self._completion.pending(decision)
-            if not decision.waiting:
+        if decision is not None and value.is_open:
+            pending, lost = self._completion.pending(decision), decision.lost
+            if not decision.waiting and is_seen:
                 # Each target has acknowledged; the record of it may still be under way.
                 state, placed = TransactionState.COMPLETE, decision.placed()
                 dropped = tuple(decision.dropped)
@@ -409,8 +413,25 @@ class Home:
             placed=placed,
             pending=pending,
             dropped=tuple((one.topic_id, one.partition) for one in dropped),
+            lost=lost,
             layout=value.layout,
         )
+
+    def _present(self, content: Content, value: TransactionValue) -> TransactionValue:
+        """Return a decided position as it is now, perhaps not committed; ``value``: as it was."""
+        if not self._shard.is_ready or self._shard.state().home.fault:
+            # The state was dropped, or is refused, behind the decision, which stands: nothing else
+            # may be said of it than that it is committing, least of all that nothing was written
+            # (S3).
+            return value
+        last = self._home().newest.get(content.id)
+        if last is not None and last.at == content.at:
+            return last
+        if not value.is_open or _is_staged(value):
+            return value  # of staged rows it is not known here any more whether some were lost
+        # A later position was decided, or it is forgotten: it is complete.
+        placed = OpenDecision(content.id, value, {}).placed()
+        return replace(slim(value), state=TransactionState.COMPLETE, placed=placed)
 
     async def _wait(self, decision: OpenDecision, deadline_ms: int) -> None:
         left_ms = deadline_ms - self._now_ms()
@@ -467,6 +488,27 @@ class Home:
         return True
 
     # ---- stages
+
+    async def _record_lost(self, decision: OpenDecision, gone: Collection[Unit]) -> None:
+        """Record, committed, that rows are lost unless they were moved; log each loss once.
+
+        Raises:
+            KafkaError: this home could not record it, or it is not known whether it did.
+        """
+
+        def turn(_: Any, home: HomeState) -> tuple[bool, Records]:
+            records = home_decisions.lose(home, decision.id, gone)
+            return bool(records), records
+
+        is_lost = self._turn(turn)
+        await self._shard.settled()
+        if is_lost:
+            for unit in gone:
+                _log.error(
+                    "decided rows are lost by an unclean election of their stage id=%s epoch=%d "
+                    "number=%d topic_id=%s partition=%d rows=%d place=%s",
+                    decision.id.name, *decision.value.at, *unit.target, unit.rows, unit.source,
+                )  # fmt: skip
 
     async def may_go(self, chunk: ChunkPlaced) -> bool:
         """Return True, once that is committed, if nothing will name a chunk at its place (S10)."""
@@ -547,6 +589,7 @@ class Home:
             placed=() if last is None else last.placed,
             pending=() if decision is None else self._completion.pending(decision),
             dropped=() if last is None else tuple((d.topic_id, d.partition) for d in last.dropped),
+            lost=decision.lost if decision is not None else () if last is None else last.lost,
             home_leader=self._ports.broker_id,
             home_partition=PartitionId(self._shard.partition),
         )
@@ -557,6 +600,10 @@ def _inline_parts(request: CommitPosition) -> list[Part]:
         Part(Target(rows.topic_id, rows.partition), rows.rows, index)
         for index, rows in enumerate(request.inline)
     ]
+
+
+def _is_staged(value: TransactionValue) -> bool:
+    return any(not isinstance(unit.source, int) for unit in value.units)
 
 
 def _is_same(home: HomeState, decision: OpenDecision) -> bool:

@@ -33,6 +33,7 @@ from broker.transactions.home_records import (
     encode_home_key,
     encode_home_value,
 )
+from broker.transactions.messages import LogPlace
 from raft_metadata.common.errors import CorruptionError
 from raft_metadata.common.ids import (
     GroupId,
@@ -315,7 +316,7 @@ def encode_key(key: Key) -> bytes:
 
 def encode_value(value: Value | None) -> bytes:
     """Return the value as JSON text."""
-    if isinstance(value, TransactionValue):
+    if isinstance(value, TransactionValue | LogPlace):
         return encode_home_value(value)
     return orjson.dumps(value)
 

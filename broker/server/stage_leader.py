@@ -29,6 +29,7 @@ from broker.transactions.chunk_records import (
     encode_chunk,
     rows_in,
 )
+from broker.transactions.messages import LogPlace
 from broker.transactions.stage_index import (
     REFS_MAX,
     AttemptRefs,
@@ -50,6 +51,7 @@ from raft_metadata.common.ids import LeaderEpoch, TopicIdPartition
 if TYPE_CHECKING:
     from broker.coordinator.runtime import Proof
     from broker.log.partition_log import PartitionLog
+    from broker.record.batch import BatchSlice
     from broker.replication.log_start_manager import LogTrimming
     from broker.replication.replica import Replica
     from broker.server.local_partitions import LocalPartitions
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 LOAD_BYTES: Final = 131_072
 """Bytes that a load reads in one turn of the loop, or one record if that is larger: 200 records of
 few rows take 3 ms."""
+ANSWER_BYTES_MAX: Final = 16_777_216
+"""Bytes of staged rows in one answer, or one record if that is larger."""
 READ_BYTES: Final = 1_048_576
 """Bytes of one read of rows, or one record if that is larger."""
 FORGOTTEN_AT_ONCE: Final = 500
@@ -187,7 +191,8 @@ class StageLeader:
         ]
         self._ports.home_of(chunk.key.id)  # raises, if it does, before anything is appended
         base, committed = self._write(replica, records, timeout_ms)
-        self._index.append(chunk, base, self._ports.clock.wall_ms())
+        at = LogPlace(self.epoch, base)
+        self._index.append(chunk, at, self._ports.clock.wall_ms())
         return self._index.places[base], committed
 
     def _write(
@@ -250,6 +255,43 @@ class StageLeader:
             for named in request.attempts
         )
 
+    async def read(self, places: Sequence[LogPlace]) -> list[TargetRows | None]:
+        """Return the rows at places, as far as one answer holds, at least one.
+
+        None: they are gone for good. That is said with proof only (rule G3), and by a leader that
+        is loaded: the log that it found is what is left. It has another record there, or ends
+        before the place, or begins behind it.
+
+        Raises:
+            KafkaError: OFFSET_NOT_AVAILABLE, a place is not committed here yet;
+                KAFKA_STORAGE_ERROR, the rows are damaged.
+        """
+        found: list[TargetRows | None] = []
+        size, is_proven = 0, False
+        for at in places:
+            try:
+                rows = await self._rows_at(at)
+            except StorageError as error:  # the unit waits for another leader, not more
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            if rows is None and not is_proven:
+                await self._prove()
+                is_proven = True
+            found.append(rows)
+            size += 0 if rows is None else len(rows.records)
+            if size >= ANSWER_BYTES_MAX:
+                break
+        return found
+
+    async def _rows_at(self, at: LogPlace) -> TargetRows | None:
+        replica = self._leading()
+        if at.leader_epoch > self.epoch:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "a newer leader appended the record")
+        if at.offset < replica.partition.high_watermark:
+            return await read_place(replica, at)
+        if at.leader_epoch in {self.epoch, replica.log.epoch_at(at.offset)}:
+            raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+        return None
+
     async def _prove(self) -> None:
         """Wait for proof that no other broker leads, which may know of more chunks (rule G3)."""
         proof = self._ports.proof
@@ -295,10 +337,11 @@ class StageLeader:
         while offset < end:
             log = (await self._warmed(offset)).log
             for piece in log.read(offset, LOAD_BYTES, end):
-                for at, line in enumerate(_lines(piece.lines), piece.first_offset):
+                first = _place_of(piece)
+                for number, line in enumerate(_lines(piece.lines)):
                     head = decode_head(line)
                     if head is not None:
-                        index.fold(head, at, piece.header.append_timestamp)
+                        index.fold(head, first.moved(number), piece.header.append_timestamp)
                 offset = piece.next_offset
             await asyncio.sleep(0)
         _, role = self._ports.local.leading(self.place)
@@ -369,14 +412,14 @@ class StageLeader:
         except (KafkaError, TimeoutError) as error:
             _log.debug(
                 "no word about a chunk stage=%d place=%d: %s",
-                question.partition, question.place, error,
+                question.partition, question.place.offset, error,
             )  # fmt: skip
             return None
 
     async def _move(self, place: ChunkPlace) -> None:
         """Append a living chunk once more, so that the log's beginning may go."""
         replica = await self._warmed(place.base)
-        lines = lines_at(replica.log, range(place.base, place.end), self._end())
+        lines = lines_at(replica.log, range(place.base, place.end))
         chunk = replace(chunk_in(lines), since_ms=place.since_ms)
         if self._index.is_moved(place) or place.base not in self._index.places:
             return  # it was let go, or staged anew, while its rows were read
@@ -421,41 +464,57 @@ class StageLeader:
             self._ports.trimming.move_log_start(self.place, self.epoch, start)
 
 
-def lines_at(log: PartitionLog, offsets: Sequence[int], up_to_offset: int) -> list[bytes]:
-    """Return the stored lines at ascending offsets, all below ``up_to_offset``.
+def lines_at(log: PartitionLog, offsets: range) -> list[bytes]:
+    """Return the stored lines at these offsets.
 
     Raises:
         KafkaError: OFFSET_OUT_OF_RANGE, the log begins behind the first of them, or ends before
             the last.
     """
     found: list[bytes] = []
-    for run in _runs(offsets):
-        offset = run.start
-        while offset < run.stop:
-            pieces = log.read(offset, READ_BYTES, min(run.stop, up_to_offset))
-            if not pieces:
-                text = f"no record at offset {offset}: the log has them up to {up_to_offset}"
-                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
-            for piece in pieces:
-                found += _lines(piece.lines)
-                offset = piece.next_offset
+    offset = offsets.start
+    while offset < offsets.stop:
+        pieces = log.read(offset, READ_BYTES, offsets.stop)
+        if not pieces:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no record at offset {offset}")
+        for piece in pieces:
+            found += _lines(piece.lines)
+            offset = piece.next_offset
     return found
 
 
-def rows_at(log: PartitionLog, offsets: Sequence[int], up_to_offset: int) -> list[TargetRows]:
-    """Return the staged rows at ascending offsets; see `lines_at`."""
-    return [rows_in(line) for line in lines_at(log, offsets, up_to_offset)]
+async def read_place(replica: Replica, at: LogPlace) -> TargetRows | None:
+    """Return the staged rows at a place below the replica's high watermark; None if they are gone.
+
+    They are trimmed, or an unclean election has given the offset to another record.
+    """
+    log = replica.log
+    if at.offset >= log.log_start_offset:
+        cold = log.cold_range(at.offset, 1)
+        if cold is not None:
+            await warm(cold)
+    return None if at.offset < log.log_start_offset else rows_at(log, at)
 
 
-def _runs(offsets: Sequence[int]) -> list[range]:
-    """Return ascending offsets as ranges without gaps."""
-    runs: list[range] = []
-    for offset in offsets:
-        if runs and runs[-1].stop == offset:
-            runs[-1] = range(runs[-1].start, offset + 1)
-        else:
-            runs.append(range(offset, offset + 1))
-    return runs
+def rows_at(log: PartitionLog, place: LogPlace) -> TargetRows | None:
+    """Return the staged rows of a record; None if the log has another one there, or none.
+
+    An unclean election may have cut the record, and given its offset to another one, whose rows may
+    be of a transaction that is not decided (T7).
+
+    Raises:
+        KafkaError: OFFSET_OUT_OF_RANGE, the log begins behind the place, or ends before it.
+    """
+    pieces = log.read(place.offset, READ_BYTES, place.offset + 1)
+    if not pieces or _place_of(pieces[0]) != place:
+        return None
+    (line,) = _lines(pieces[0].lines)
+    return rows_in(line)
+
+
+def _place_of(piece: BatchSlice) -> LogPlace:
+    """Return the place of the first record of a piece."""
+    return LogPlace(LeaderEpoch(piece.header.leader_epoch), piece.first_offset)
 
 
 def _lines(lines: bytes | memoryview) -> list[bytes]:

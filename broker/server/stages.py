@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from broker.coordinator.home import Missing
 from broker.coordinator.led_shards import LedPartitions
-from broker.log.log_reader import warm
 from broker.record.lines import encode_lines
 from broker.server.peer_codec import PeerRequestKind, join_body, split_body
 from broker.server.row_targets import layout_of, seeded_keyless, target_rows
-from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, rows_at
+from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, read_place
 from broker.server.topics import LiveLimits
 from broker.server.transaction_apis import StagedRow
 from broker.server.transactions import home_partition, home_topic, transaction_limits
@@ -48,7 +47,6 @@ from raft_metadata.common.internal_topics import STAGED_TOPIC
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
-    from broker.replication.replica import Replica
     from broker.replication.replica_manager import ReplicaManager
     from broker.server.internal_topics import InternalTopics
     from broker.server.metadata_loader import MetadataLoader
@@ -57,6 +55,7 @@ if TYPE_CHECKING:
     from broker.server.transaction_apis import StageRequest, TopicRows
     from broker.transactions.messages import (
         AttemptNamed,
+        LogPlace,
         StagedAttempt,
         TargetRows,
         TransactionalId,
@@ -81,8 +80,6 @@ KINDS: Final = frozenset(
     }
 )
 """Requests that `Stages.answer` takes."""
-READ_BYTES_MAX: Final = 16_777_216
-"""Bytes of staged rows in one answer, or one record if that is larger."""
 READ_TIMEOUT_MS: Final = 5_000
 """Time for a stage's leader to return rows; the unit is tried again."""
 LIST_TIMEOUT_MS: Final = 5_000
@@ -124,33 +121,6 @@ class Stages:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return leader
 
-    async def read(self, request: ReadStaged) -> list[TargetRows | None]:
-        """Return the rows at ascending offsets of a stage led here, as far as one answer holds.
-
-        At least one; None for a place below the log start.
-
-        Raises:
-            KafkaError: NOT_LEADER_OR_FOLLOWER; OFFSET_NOT_AVAILABLE, a place is not committed;
-                KAFKA_STORAGE_ERROR, no staged rows stand there, or they are damaged.
-        """
-        place = self.find(request.partition).place
-        found: list[TargetRows | None] = []
-        size = 0
-        for offset in request.offsets:
-            replica, _ = self._ports.local.leading(place)
-            if offset >= replica.partition.high_watermark:
-                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
-            try:
-                rows = await read_place(replica, offset)
-            except StorageError as error:
-                # An unclean election may have put something else there: the unit waits, not more.
-                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-            found.append(rows)
-            size += 0 if rows is None else len(rows.records)
-            if size >= READ_BYTES_MAX:
-                break
-        return found
-
     async def answer(self, kind: int, head: dict[str, Any], payload: bytes) -> StageBody:
         """Answer a request of another broker, of one of `KINDS`.
 
@@ -168,7 +138,8 @@ class Stages:
                     refs = await self.find(wanted.partition).refs(wanted)
                     return stage_messages.encode_refs(refs)
                 case PeerRequestKind.READ_STAGED:
-                    rows = await self.read(stage_messages.decode_read_staged(head))
+                    read = stage_messages.decode_read_staged(head)
+                    rows = await self.find(read.partition).read(read.places)
                     return stage_messages.encode_found_rows(rows)
                 case _:
                     attempts = self.find(PartitionId(head["partition"])).attempts()
@@ -176,18 +147,6 @@ class Stages:
         except (ValueError, TypeError) as error:
             text = f"malformed request of kind {kind}: {error}"
             raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
-
-
-async def read_place(replica: Replica, offset: int) -> TargetRows | None:
-    """Return the staged rows at an offset below the replica's high watermark; None if trimmed."""
-    log = replica.log
-    if offset >= log.log_start_offset:
-        cold = log.cold_range(offset, 1)
-        if cold is not None:
-            await warm(cold)
-    if offset < log.log_start_offset:
-        return None
-    return rows_at(log, [offset], replica.partition.high_watermark)[0]
 
 
 class StageRequests:
@@ -335,7 +294,7 @@ class StageRequests:
             for named in attempts
             for stage, one in [found[named.attempt_id]]
             for ref in one.refs
-            for source in [StagedPlace(stage, ref.offset)]
+            for source in [StagedPlace(stage, ref.at)]
         ]
 
     async def _refs(
@@ -356,7 +315,7 @@ class StageRequests:
     # ---- for targets
 
     async def rows_of(self, places: Sequence[StagedPlace]) -> Sequence[TargetRows | None]:
-        """Return the rows of each place; None where the stage holds none there any more.
+        """Return the rows of each place; None where they are gone for good, as its leader proves.
 
         They come from this broker's own disk where it holds the stage below its own high watermark,
         else from the stage's leader.
@@ -368,15 +327,15 @@ class StageRequests:
                 ErrorCode.LEADER_NOT_AVAILABLE, f"{STAGED_TOPIC} is not known here yet"
             )
         found: dict[StagedPlace, TargetRows | None] = {}
-        absent: dict[PartitionId, list[int]] = {}
+        absent: dict[PartitionId, list[LogPlace]] = {}
         for place in sorted(set(places)):
             rows = await self._own_rows(topic, place)
             if rows is None:
-                absent.setdefault(place.stage, []).append(place.offset)
+                absent.setdefault(place.stage, []).append(place.at)
             else:
                 found[place] = rows
-        for stage, offsets in absent.items():
-            found |= await self._fetched(topic, stage, offsets, deadline_ms)
+        for stage, some in absent.items():
+            found |= await self._fetched(topic, stage, some, deadline_ms)
         return [found[place] for place in places]
 
     async def _own_rows(self, topic: TopicImage, place: StagedPlace) -> TargetRows | None:
@@ -384,31 +343,29 @@ class StageRequests:
         replica = self._manager.replica(TopicIdPartition(topic.topic_id, place.stage))
         if replica is None or replica.log.failed is not None:
             return None
-        if place.offset >= replica.partition.high_watermark:
+        if place.at.offset >= replica.partition.high_watermark:
             return None
         try:
-            return await read_place(replica, place.offset)
+            return await read_place(replica, place.at)
         except (KafkaError, StorageError):
             return None
 
     async def _fetched(
-        self, topic: TopicImage, stage: PartitionId, offsets: list[int], deadline_ms: int
+        self, topic: TopicImage, stage: PartitionId, places: list[LogPlace], deadline_ms: int
     ) -> Mapping[StagedPlace, TargetRows | None]:
         found: dict[StagedPlace, TargetRows | None] = {}
-        while offsets:
-            request = ReadStaged(partition=stage, offsets=tuple(offsets))
+        while places:
+            request = ReadStaged(partition=stage, places=tuple(places))
             rows = await self._read(topic, request, deadline_ms)
-            found |= {
-                StagedPlace(stage, offset): one for offset, one in zip(offsets, rows, strict=False)
-            }
-            offsets = offsets[len(rows) :]
+            found |= {StagedPlace(stage, at): one for at, one in zip(places, rows, strict=False)}
+            places = places[len(rows) :]
         return found
 
     async def _read(
         self, topic: TopicImage, request: ReadStaged, deadline_ms: int
     ) -> list[TargetRows | None]:
         async def here(_timeout_ms: int) -> list[TargetRows | None]:
-            return await self._stages.read(request)
+            return await self._stages.find(request.partition).read(request.places)
 
         body = stage_messages.encode_read_staged(request)
         return await self._routed(

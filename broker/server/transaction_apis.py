@@ -158,7 +158,8 @@ class TransactionApis(Protocol):
             KafkaError: PRODUCER_FENCED, TRANSACTION_CONFLICT, STAGE_INCOMPLETE,
                 TRANSACTION_ABORTED, TRANSACTION_SUPERSEDED, OFFSET_NOT_EXPECTED,
                 FENCED_MEMBER_EPOCH, CONCURRENT_TRANSACTIONS, MESSAGE_TOO_LARGE (naming the limit),
-                THROTTLING_QUOTA_EXCEEDED (naming the limit), and those of a produce.
+                THROTTLING_QUOTA_EXCEEDED (naming the limit), and those of a produce;
+                DECIDED_ROWS_LOST, it is decided, and some of its rows are lost (rule S3).
         """
         ...
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from broker.log.unit_check import NumberGap
+from broker.log.unit_check import NumberGap, UnitPlace
+from broker.record.batch import RecordFormat
 from broker.record.lines import decode_records
 from broker.record.numbering import Numbering, RowNumber
 from broker.server.peer_codec import PeerRequestKind
@@ -47,7 +48,7 @@ class StagedRows(Protocol):
     """Reader of staged rows, on this broker's disk or from the stage's leader."""
 
     async def rows_of(self, places: Sequence[StagedPlace]) -> Sequence[TargetRows | None]:
-        """Return the rows of each place; None where the stage holds none there any more."""
+        """Return the rows of each place; None: proven to be gone for good."""
         ...
 
 
@@ -97,38 +98,59 @@ class Targets:
         return image.next_offset >= metadata_offset and target.topic_id not in image.topics
 
     async def append(self, request: ApplyUnits, timeout_ms: int) -> ApplyAnswer:
-        """Append units to a target that this broker leads; staged rows are fetched first."""
-        place = TopicIdPartition(*request.target)
+        """Append units to a target that this broker leads; staged rows are fetched first.
+
+        Those of units that the log has are not: their stage may have lost or let go of them since.
+        """
+        place, numbering = TopicIdPartition(*request.target), Numbering(request.numbering)
         _, role = self._local.leading(place)
-        staged = [unit.source for unit in request.units if isinstance(unit.source, StagedPlace)]
-        found = iter(await self._staged.rows_of(staged) if staged else ())
-        units = []
-        for number, count, source in request.units:
-            rows = next(found) if isinstance(source, StagedPlace) else source
-            if rows is None:
-                return SourceGone(number)
-            if rows.rows != count or (rows.topic_id, rows.partition) != request.target:
-                text = f"the rows of number {number} are {rows.rows} of another target or decision"
-                raise KafkaError(ErrorCode.CORRUPT_MESSAGE, text)
-            units.append(
-                DecidedUnit(
-                    number=RowNumber(number),
-                    records=decode_records(b'{"records":%b}' % rows.records),
-                    key_format=rows.key_format,
-                    value_format=rows.value_format,
-                )
-            )
+        places = [UnitPlace(RowNumber(number), rows) for number, rows, _ in request.units]
+        there = self._appends.count_there(place, role.epoch, numbering, places)
+        sources = [
+            unit.source for unit in request.units[there:] if isinstance(unit.source, StagedPlace)
+        ]
+        fetched = await self._staged.rows_of(sources) if sources else ()
+        if None in fetched:  # another request may have brought them meanwhile
+            there = self._appends.count_there(place, role.epoch, numbering, places, proven=True)
+        found = dict(zip(sources, fetched, strict=True))
+        gone: list[int] = []
+        units: list[DecidedUnit] = []
+        for at, (number, count, source) in enumerate(request.units):
+            rows = found.get(source) if isinstance(source, StagedPlace) else source
+            if at >= there and rows is None:
+                gone.append(number)
+            else:
+                units.append(_decided(request.target, number, count, rows))
+        if gone:
+            return SourceGone(tuple(gone))
         done = await self._appends.append_units(
-            place,
-            role.epoch,
-            Numbering(request.numbering),
-            RowNumber(request.after),
-            units,
-            timeout_ms,
+            place, role.epoch, numbering, RowNumber(request.after), units, timeout_ms
         )
         if isinstance(done, NumberGap):
             return GapFound(done.end)
         return UnitsApplied(done.base_offsets)
+
+
+def _decided(target: Target, number: int, count: int, rows: TargetRows | None) -> DecidedUnit:
+    """Return a unit with its rows; None for one that the target has."""
+    if rows is None:
+        return DecidedUnit(
+            number=RowNumber(number),
+            rows=count,
+            records=(),
+            key_format=RecordFormat.JSON,
+            value_format=RecordFormat.JSON,
+        )
+    if rows.rows != count or (rows.topic_id, rows.partition) != target:
+        text = f"the rows of number {number} are {rows.rows} of another target or decision"
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, text)
+    return DecidedUnit(
+        number=RowNumber(number),
+        rows=count,
+        records=decode_records(b'{"records":%b}' % rows.records),
+        key_format=rows.key_format,
+        value_format=rows.value_format,
+    )
 
 
 class HomeImage:

@@ -202,8 +202,24 @@ class TransactionRequests:
             layout=layout_of(placed),
         )
         outcome = await self._ask(asked, deadline_ms, may_create=True)
+        if outcome.lost and outcome.state is TransactionState.COMPLETE:
+            raise self._rows_lost(outcome)
         rows = _row_places(placed, outcome, asked.layout) if request.answers_rows else ()
         return Committed(outcome=outcome, home_leader=self.home_leader(request.id), rows=rows)
+
+    def _rows_lost(self, outcome: TransactionOutcome) -> KafkaError:
+        """Return the error of a commit that stands, and of which not all is there (rule S3)."""
+        topics = self._loader.image.topics
+        lost = (
+            f"{one.rows} rows for partition {one.partition} of "
+            f"{topics[one.topic_id].name if one.topic_id in topics else one.topic_id}"
+            for one in outcome.lost
+        )
+        text = (
+            f"an unclean election of a stage lost {', '.join(lost)}; everything else of position "
+            f"{outcome.epoch}.{outcome.number} is committed"
+        )
+        return KafkaError(ErrorCode.DECIDED_ROWS_LOST, text)
 
     def _keyless_of(self, request: CommitRequest, rows: TopicRows) -> NextKeyless:
         """Return the placement of keyless rows.

@@ -52,14 +52,16 @@ class DecidedUnit:
 
     number: RowNumber
     """Row number of the first one (`number_of_unit`)."""
+    rows: int
     records: Sequence[ProduceRecord]
-    """All of one body, so that either all of them or none is a `BareRecord`."""
+    """All of one body, so that either all of them or none is a `BareRecord`. Empty for a unit that
+    the log has, as `UnitAppends.count_there` told."""
     key_format: RecordFormat
     value_format: RecordFormat
 
     @property
     def place(self) -> UnitPlace:
-        return UnitPlace(self.number, len(self.records))
+        return UnitPlace(self.number, self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +122,10 @@ class UnitAppends:
                 send the same again, whatever the outcome is.
             ValueError: units that no home can have decided (`check_units`).
         """
-        replica, role = self._local.leading(partition)
-        if role.epoch != epoch:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+        replica, role = self._leading(partition, epoch)
         places = [unit.place for unit in units]
         producers = replica.log.producers
-        end = FIRST_ROW if producers is None else producers.end_of(numbering)
+        end = _end_of(producers, numbering)
         try:
             judgement = judge_units(end, after, places)
         except SplitUnitError as error:
@@ -147,6 +147,35 @@ class UnitAppends:
                 last = _last_batch(replica, numbering)
                 await self._until_committed(replica, last, timeout_ms)
                 return Applied(already=False, base_offsets=(*known, *new))
+
+    def count_there(
+        self,
+        partition: TopicIdPartition,
+        epoch: LeaderEpoch,
+        numbering: Numbering,
+        places: Sequence[UnitPlace],
+        *,
+        proven: bool = False,
+    ) -> int:
+        """Return how many of some units in a row the log has; in this leader epoch it keeps them.
+
+        Raises:
+            KafkaError: NOT_LEADER_OR_FOLLOWER, also in another epoch. If it is to be ``proven``
+                that the others are nowhere: LEADER_NOT_AVAILABLE or OFFSET_NOT_AVAILABLE.
+        """
+        replica, role = self._leading(partition, epoch)
+        if proven:
+            self._check_proof(replica, role)
+        end = _end_of(replica.log.producers, numbering)
+        return sum(place.end <= end for place in places)
+
+    def _leading(
+        self, partition: TopicIdPartition, epoch: LeaderEpoch
+    ) -> tuple[Replica, LeaderState]:
+        replica, role = self._local.leading(partition)
+        if role.epoch != epoch:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader epoch changed")
+        return replica, role
 
     def _check_proof(self, replica: Replica, role: LeaderState) -> None:
         """Raise an error unless it is certain that this leader's log is what is left (rule S5)."""
@@ -246,6 +275,11 @@ def _offsets(
         None if producers is None else producers.offset_of(numbering, place.number, place.rows)
         for place in places
     )
+
+
+def _end_of(producers: ProducerStates | None, numbering: Numbering) -> RowNumber:
+    """Return the number behind a home's last row."""
+    return FIRST_ROW if producers is None else producers.end_of(numbering)
 
 
 def _last_batch(replica: Replica, numbering: Numbering) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ The table of `DESIGN.md`, row by row. A caller folds and writes the records of o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -32,6 +33,7 @@ from broker.transactions.home_state import HomeLimits, HomeState, slim
 from broker.transactions.messages import (
     KeyPosition,
     LastPosition,
+    LostRows,
     NumberedPosition,
     PlacedRows,
     Position,
@@ -243,10 +245,13 @@ class Decision:
 
 def is_below_horizon(home: HomeState, parts: Sequence[Part]) -> bool:
     """Return True if a staged part may be gone: its stage must be asked again (rule S10)."""
-    return any(
-        isinstance(source, StagedPlace) and source.offset < home.horizons.get(source.stage, 0)
-        for _, _, source in parts
-    )
+    return any(isinstance(source, StagedPlace) and _is_below(home, source) for *_, source in parts)
+
+
+def _is_below(home: HomeState, place: StagedPlace) -> bool:
+    """Return True if the home's horizon in the stage is behind a place, or of a newer history."""
+    horizon = home.horizons.get(place.stage)
+    return horizon is not None and place.at < horizon
 
 
 def decide(
@@ -385,9 +390,35 @@ def complete(
         state=TransactionState.COMPLETE,
         placed=placed,
         dropped=dropped,
+        lost=lost_rows(last, dropped),
         completed_ms=now_ms,
     )
     return (HomeRecord(TransactionKey(*id_), value),)
+
+
+def lose(home: HomeState, id_: TransactionalId, gone: Collection[Unit]) -> Records:
+    """Record that rows are lost: ``gone`` are units whose stages proved that they do not have them.
+
+    Where the open decision names another place by now the rows were moved, and nothing is lost: it
+    is asked for them there (rule S10). Nothing may act on this before it is committed (rule S1):
+    another home, that this one does not know of, may have moved them.
+    """
+    last = home.newest.get(id_)
+    if last is None or not last.is_open:
+        return ()
+    units = tuple(unit._replace(source=None) if unit in gone else unit for unit in last.units)
+    if units == last.units:
+        return ()
+    return (HomeRecord(TransactionKey(*id_), replace(last, units=units)),)
+
+
+def lost_rows(value: TransactionValue, dropped: Collection[Target]) -> tuple[LostRows, ...]:
+    """Return the rows of an open decision that are lost, but for those of deleted topics."""
+    rows: Counter[Target] = Counter()
+    for unit in value.units:
+        if unit.is_lost and unit.target not in dropped:
+            rows[unit.target] += unit.rows
+    return tuple(LostRows(*target, count) for target, count in rows.items())
 
 
 # the stages ask
@@ -418,12 +449,12 @@ def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
     """
     last = home.newest.get(chunk.id)
     key = TransactionKey(*chunk.id)
-    if last is not None and any(_is_within(unit.source, chunk) for unit in last.units):
+    if last is not None and any(_record_in(unit.source, chunk) is not None for unit in last.units):
         if chunk.copy is None:
             return False, ()
         units = tuple(
-            unit._replace(source=_moved(unit.source, chunk.copy.offset - chunk.place.offset))
-            if _is_within(unit.source, chunk)
+            unit._replace(source=StagedPlace(chunk.copy.stage, chunk.copy.at.moved(record)))
+            if (record := _record_in(unit.source, chunk)) is not None
             else unit
             for unit in last.units
         )
@@ -433,26 +464,21 @@ def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
     is_fenced = chunk.is_producer and (
         chunk.at[0] <= home.floor if present is None else chunk.at[0] < present.epoch
     )
-    stage, offset = chunk.place
-    if is_over or is_fenced or offset < home.horizons.get(stage, 0):
+    if is_over or is_fenced or _is_below(home, chunk.place):
         return True, ()
     if chunk.copy is None and not chunk.is_aged:
         return False, ()
-    return True, (HomeRecord(HorizonKey(stage), NumberValue(offset + chunk.records)),)
+    stage, at = chunk.place
+    return True, (HomeRecord(HorizonKey(stage), at.moved(chunk.records)),)
 
 
-def _is_within(source: int | StagedPlace, chunk: ChunkPlaced) -> bool:
-    """Return True for the place of one of the chunk's records."""
-    return (
-        isinstance(source, StagedPlace)
-        and source.stage == chunk.place.stage
-        and 0 <= source.offset - chunk.place.offset < chunk.records
-    )
-
-
-def _moved(source: int | StagedPlace, by: int) -> StagedPlace:
-    assert isinstance(source, StagedPlace)
-    return source._replace(offset=source.offset + by)
+def _record_in(source: int | StagedPlace | None, chunk: ChunkPlaced) -> int | None:
+    """Return which of the chunk's records stands at a place: 0 for the first; None for no one."""
+    if not isinstance(source, StagedPlace):
+        return None
+    record = source.at.offset - chunk.place.at.offset
+    is_of_batch = source._replace(at=source.at.moved(-record)) == chunk.place
+    return record if is_of_batch and 0 <= record < chunk.records else None
 
 
 # what is forgotten

@@ -221,9 +221,13 @@ class GapFound:
 
 @dataclass(frozen=True, slots=True)
 class SourceGone:
-    """A stage does not hold a unit's rows at the place that was named: it was moved (rule S10)."""
+    """Units whose rows are gone for good from the places that were named; nothing was appended.
 
-    number: int
+    Their stages' leaders prove that, and the target's leader that it does not have the units. The
+    home has named other places by now, or the rows are lost (rule S10).
+    """
+
+    numbers: tuple[int, ...]
 
 
 ApplyAnswer = UnitsApplied | GapFound | SourceGone
@@ -256,7 +260,7 @@ def decode_apply(body: bytes) -> ApplyUnits:
         head, inline = _parted(body)
         left = iter(inline)
         units = tuple(
-            UnitRows(number, rows, next(left) if place is None else StagedPlace(*place))
+            UnitRows(number, rows, next(left) if place is None else _place_in(place))
             for number, rows, place in head["units"]
         )
         return ApplyUnits(
@@ -268,6 +272,10 @@ def decode_apply(body: bytes) -> ApplyUnits:
     except (struct.error, ValueError, KeyError, TypeError, StopIteration) as error:
         text = f"malformed request to a target: {error}"
         raise KafkaError(ErrorCode.INVALID_REQUEST, text) from error
+
+
+def _place_in(fields: list[Any]) -> StagedPlace:
+    return msgspec.convert(fields, StagedPlace)
 
 
 def encode_apply_answer(answer: ApplyAnswer) -> bytes:

@@ -17,6 +17,8 @@ import orjson
 from broker.record.batch import RecordFormat
 from broker.transactions.messages import (
     NO_GROUP,
+    LogPlace,
+    LostRows,
     PlacedRows,
     TargetRows,
     TransactionalId,
@@ -66,7 +68,7 @@ class NextKey(NamedTuple):
 
 
 class HorizonKey(NamedTuple):
-    """Key of a stage's horizon: no decision will name a chunk below it (rule S10)."""
+    """Key of a stage's horizon, a `LogPlace`: no decision names a chunk below it (rule S10)."""
 
     stage: PartitionId
 
@@ -95,7 +97,7 @@ class StagedPlace(NamedTuple):
     """The record of a stage that holds rows for one target."""
 
     stage: PartitionId
-    offset: int
+    at: LogPlace
 
 
 class Target(NamedTuple):
@@ -115,8 +117,14 @@ class Unit(NamedTuple):
     rows: int
     after: int
     """The number behind the unit before it: below ``number`` only where sequences wrap."""
-    source: int | StagedPlace
-    """Its index in `TransactionValue.inline`, or its place in a stage."""
+    source: int | StagedPlace | None
+    """Its index in `TransactionValue.inline`, or its place in a stage. Null: its rows are lost, so
+    it is never sent any more (rule S10)."""
+
+    @property
+    def is_lost(self) -> bool:
+        """True if an unclean election of its stage took its rows."""
+        return self.source is None
 
     @property
     def target(self) -> Target:
@@ -158,6 +166,8 @@ class TransactionValue:
     """Once complete: the place of the rows in each target."""
     dropped: tuple[Target, ...] = ()
     """Once complete: targets whose topic was deleted behind the decision."""
+    lost: tuple[LostRows, ...] = ()
+    """Once complete: rows that are nowhere."""
     decided_ms: int | None = None
     """Wall time of the decision; None if this broker's clock was not trusted then."""
     completed_ms: int | None = None
@@ -192,12 +202,12 @@ class EpochValue:
 
 @dataclass(frozen=True, slots=True)
 class NumberValue:
-    """A number: of the next row, of a horizon's offset, or of a floor's epoch."""
+    """A number: of the next row, or of a floor's epoch."""
 
     number: int
 
 
-HomeValue = TransactionValue | EpochValue | NumberValue
+HomeValue = TransactionValue | EpochValue | NumberValue | LogPlace
 
 
 class HomeRecord(NamedTuple):
@@ -211,7 +221,7 @@ HOME_KINDS: dict[str, tuple[type[HomeKey], type[HomeValue]]] = {
     "txn": (TransactionKey, TransactionValue),
     "epoch": (EpochKey, EpochValue),
     "next": (NextKey, NumberValue),
-    "horizon": (HorizonKey, NumberValue),
+    "horizon": (HorizonKey, LogPlace),
     "floor": (FloorKey, NumberValue),
 }
 _NAMES = {key: name for name, (key, _) in HOME_KINDS.items()}

@@ -21,7 +21,7 @@ from broker.transactions.home_records import (
     TransactionKey,
     TransactionValue,
 )
-from broker.transactions.messages import TransactionalId
+from broker.transactions.messages import LogPlace, TransactionalId
 from raft_metadata.common.ids import PartitionId
 
 
@@ -59,7 +59,7 @@ class HomeState:
     epochs: dict[TransactionalId, EpochValue] = field(default_factory=dict)
     """The present epoch of each producer's id. An id without one is numbered, or a key."""
     next_rows: dict[NextKey, int] = field(default_factory=dict)
-    horizons: dict[PartitionId, int] = field(default_factory=dict)
+    horizons: dict[PartitionId, LogPlace] = field(default_factory=dict)
     floor: int = 0
     """Highest epoch of a forgotten id: every epoch that is given is above it (rule S6)."""
     open: dict[TransactionalId, None] = field(default_factory=dict)
@@ -100,8 +100,8 @@ class HomeState:
                 else:
                     self.next_rows.pop(key, None)
             case HorizonKey():
-                if isinstance(value, NumberValue):
-                    self.horizons[key.stage] = value.number
+                if isinstance(value, LogPlace):
+                    self.horizons[key.stage] = value
             case FloorKey():
                 if isinstance(value, NumberValue):
                     self.floor = max(self.floor, value.number)

@@ -18,6 +18,7 @@ from raft_metadata.common.ids import (
     BrokerId,
     GroupId,
     InstanceId,
+    LeaderEpoch,
     PartitionId,
     TopicId,
     TopicName,
@@ -114,6 +115,23 @@ class OffsetMove:
     leader_epoch: int = NO_EPOCH
 
 
+class LogPlace(NamedTuple):
+    """The place of a record in all histories of a log, below and above the places of others.
+
+    An unclean election gives an offset to another record; but no two leaders have one epoch (rule
+    R3), so no other record has both. The epochs of one history never fall: what is below a place in
+    this order, and not in its history, is of an older one, which was cut.
+    """
+
+    leader_epoch: LeaderEpoch
+    """Leader epoch in which the record's batch was appended."""
+    offset: int
+
+    def moved(self, by: int) -> LogPlace:
+        """Return the place of the record so many records behind this one in its batch."""
+        return LogPlace(self.leader_epoch, self.offset + by)
+
+
 class TransactionState(Enum):
     """The state of a position. STAGING is known to stages only: their home has decided nothing."""
 
@@ -139,6 +157,15 @@ class PlacedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class LostRows:
+    """Decided rows of one partition that an unclean election of a stage took: they are nowhere."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class PendingTarget:
     """A partition whose rows are decided and not committed there yet, and what it waits for."""
 
@@ -161,6 +188,8 @@ class TransactionOutcome:
     """Empty once complete."""
     dropped: tuple[tuple[TopicId, PartitionId], ...] = ()
     """Targets whose topic was deleted behind the decision (rule S11)."""
+    lost: tuple[LostRows, ...] = ()
+    """Then it is not all there, and no success (rule S3)."""
     layout: int = 0
     """Checksum of the partitions that the first attempt chose for its inline rows, in their order:
     a repeat that chose others can't tell which row stands where."""
@@ -215,6 +244,7 @@ class TransactionDescription:
     placed: tuple[PlacedRows, ...] = ()
     pending: tuple[PendingTarget, ...] = ()
     dropped: tuple[tuple[TopicId, PartitionId], ...] = ()
+    lost: tuple[LostRows, ...] = ()
     attempts: tuple[StagedAttempt, ...] = ()
     home_leader: BrokerId
     home_partition: PartitionId

@@ -15,9 +15,14 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from broker.transactions.chunk_records import ChunkHead, ChunkKey, RowsChunk, TargetPart
-from broker.transactions.messages import AttemptNamed, StagedAttempt, TransactionalId
+from broker.transactions.messages import (
+    AttemptNamed,
+    LogPlace,
+    StagedAttempt,
+    TransactionalId,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import PartitionId, TopicId
+from raft_metadata.common.ids import LeaderEpoch, PartitionId, TopicId
 
 RECORD_OVERHEAD_BYTES: Final = 300
 """Bytes that count for each record of a chunk beside its rows: key, head and memory here."""
@@ -46,9 +51,9 @@ class StageLimits:
 
 
 class StagedRef(NamedTuple):
-    """Staged rows of one target, as a decision names them: the record at an offset."""
+    """Staged rows of one target, as a decision names them: one record of the stage."""
 
-    offset: int
+    at: LogPlace
     target: TargetPart
 
 
@@ -67,7 +72,8 @@ class AttemptRefs:
 class ChunkPlace:
     """One appended copy of a chunk: records ``base .. base + len(targets) - 1`` of the log."""
 
-    base: int
+    at: LogPlace
+    """Place of the first record."""
     chunk: StagedChunk
     targets: tuple[TargetPart, ...]
     layout: int
@@ -76,6 +82,11 @@ class ChunkPlace:
     before_bytes: int
     """Bytes that were appended to this stage before, as far as this index knows."""
     stored_bytes: int
+
+    @property
+    def base(self) -> int:
+        """The offset of the first record."""
+        return self.at.offset
 
     @property
     def end(self) -> int:
@@ -142,28 +153,28 @@ class StageIndex:
         """Bytes of the places that no home has let go."""
         self._parts: list[ChunkHead] = []
         """Heads of a chunk of which more records follow."""
-        self._parts_base = -1
+        self._parts_at = LogPlace(LeaderEpoch(-1), -1)
 
     # ---- the fold
 
-    def fold(self, head: ChunkHead, offset: int, appended_ms: int) -> None:
+    def fold(self, head: ChunkHead, at: LogPlace, appended_ms: int) -> None:
         """Take the next record of the log.
 
         Of a chunk that the log start cut nothing is taken: its home let it go.
         """
-        base = offset - head.part
+        first = at.moved(-head.part)
         if head.part == 0:
             self._parts = []
-        elif not self._parts or self._parts_base != base or len(self._parts) != head.part:
+        elif not self._parts or self._parts_at != first or len(self._parts) != head.part:
             self._parts = []
             return
-        self._parts_base = base
+        self._parts_at = first
         self._parts.append(head)
         if len(self._parts) == head.parts:
             parts, self._parts = self._parts, []
-            self._add(parts, base, appended_ms)
+            self._add(parts, first, appended_ms)
 
-    def append(self, chunk: RowsChunk, base: int, appended_ms: int) -> None:
+    def append(self, chunk: RowsChunk, at: LogPlace, appended_ms: int) -> None:
         """Take a chunk that this leader has just appended, as `fold` would."""
         for part, target in enumerate(chunk.targets):
             head = ChunkHead(
@@ -176,9 +187,9 @@ class StageIndex:
                 layout=chunk.layout,
                 since_ms=chunk.since_ms,
             )
-            self.fold(head, base + part, appended_ms)
+            self.fold(head, at.moved(part), appended_ms)
 
-    def _add(self, parts: list[ChunkHead], base: int, appended_ms: int) -> None:
+    def _add(self, parts: list[ChunkHead], at: LogPlace, appended_ms: int) -> None:
         first = parts[0]
         key = first.key
         attempt = self.attempts.get((key.id, key.attempt_id))
@@ -197,7 +208,7 @@ class StageIndex:
             attempt.size_bytes += chunk.size_bytes
         stored = sum(head.size_bytes + RECORD_OVERHEAD_BYTES for head in parts)
         place = ChunkPlace(
-            base,
+            at,
             chunk,
             tuple(head.target for head in parts),
             first.layout,
@@ -206,10 +217,10 @@ class StageIndex:
             stored,
         )
         chunk.places.append(place)
-        self.places[base] = place
-        attempt.living[base] = None
+        self.places[at.offset] = place
+        attempt.living[at.offset] = None
         attempt.targets.update(target[:2] for target in place.targets)
-        self.homes.setdefault(self.home_of(key.id), {})[base] = None
+        self.homes.setdefault(self.home_of(key.id), {})[at.offset] = None
         self.stored_bytes += stored
         self.appended_bytes += stored
         self.living_bytes += stored
@@ -323,7 +334,7 @@ class StageIndex:
             missing = _missing(named, len(found), rows)
             return AttemptRefs(attempt_id=named.attempt_id, missing=missing)
         refs = tuple(
-            StagedRef(place.base + part, target)
+            StagedRef(place.at.moved(part), target)
             for place in found
             for part, target in enumerate(place.targets)
         )

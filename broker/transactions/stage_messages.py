@@ -15,9 +15,15 @@ from typing import Any, NamedTuple
 
 from broker.record.batch import RecordFormat
 from broker.transactions.chunk_records import ChunkKey, RowsChunk, TargetPart
-from broker.transactions.messages import AttemptNamed, StagedAttempt, TargetRows, TransactionalId
+from broker.transactions.messages import (
+    AttemptNamed,
+    LogPlace,
+    StagedAttempt,
+    TargetRows,
+    TransactionalId,
+)
 from broker.transactions.stage_index import AttemptRefs, StagedRef
-from raft_metadata.common.ids import GroupId, PartitionId, TopicId
+from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId, TopicId
 
 
 class StageBody(NamedTuple):
@@ -59,12 +65,12 @@ class StatusQuestion:
     """Epoch as in `ChunkKey`: `NO_EPOCHS` for a numbered id, and for a key (`id.is_key`)."""
     number: int
     attempt_id: str
-    place: int
-    """Offset of the chunk's first record; a record for each target follows."""
+    place: LogPlace
+    """Place of the chunk's first record; a record for each target follows."""
     records: int
-    copy: int | None = None
-    """Offset of the first record of a committed copy, whose records have the same order, if the
-    place was moved. Only of the first place that is left of its home."""
+    copy: LogPlace | None = None
+    """Place of the first record of a committed copy, whose records have the same order, if the
+    chunk was moved. Only of the first place that is left of its home."""
     is_aged: bool = False
     """True if the place is older than `transaction.max.age.ms`. Only of the first place that is
     left of its home."""
@@ -80,10 +86,10 @@ class Word(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadStaged:
-    """Request for the rows of the records at some offsets, all below the high watermark."""
+    """Request for the rows of some records, all below the high watermark."""
 
     partition: PartitionId
-    offsets: tuple[int, ...]
+    places: tuple[LogPlace, ...]
 
 
 Attempts = Sequence[tuple[TransactionalId, StagedAttempt]]
@@ -221,7 +227,7 @@ def encode_refs(found: Iterable[AttemptRefs]) -> StageBody:
     return StageBody(
         {
             "attempts": [
-                [one.attempt_id, one.missing, [[ref.offset, *ref.target] for ref in one.refs]]
+                [one.attempt_id, one.missing, [[*ref.at, *ref.target] for ref in one.refs]]
                 for one in found
             ]
         }
@@ -235,8 +241,10 @@ def decode_refs(head: dict[str, Any]) -> tuple[AttemptRefs, ...]:
             attempt_id=attempt_id,
             missing=missing,
             refs=tuple(
-                StagedRef(offset, TargetPart(TopicId(topic_id), PartitionId(partition), rows))
-                for offset, topic_id, partition, rows in refs
+                StagedRef(
+                    _place_in(at), TargetPart(TopicId(topic_id), PartitionId(partition), rows)
+                )
+                for *at, topic_id, partition, rows in refs
             ),
         )
         for attempt_id, missing, refs in head["attempts"]
@@ -255,9 +263,9 @@ def encode_status(question: StatusQuestion) -> StageBody:
             "epoch": question.epoch,
             "number": question.number,
             "attempt": question.attempt_id,
-            "place": question.place,
+            "place": list(question.place),
             "records": question.records,
-            "copy": question.copy,
+            "copy": None if question.copy is None else list(question.copy),
             "is_aged": question.is_aged,
         }
     )
@@ -271,9 +279,9 @@ def decode_status(head: dict[str, Any]) -> StatusQuestion:
         epoch=head["epoch"],
         number=head["number"],
         attempt_id=head["attempt"],
-        place=head["place"],
+        place=_place_in(head["place"]),
         records=head["records"],
-        copy=head["copy"],
+        copy=None if head["copy"] is None else _place_in(head["copy"]),
         is_aged=head["is_aged"],
     )
 
@@ -293,13 +301,15 @@ def decode_word(head: dict[str, Any]) -> Word:
 
 def encode_read_staged(request: ReadStaged) -> StageBody:
     """Encode a READ_STAGED request; `encode_found_rows` encodes its answer."""
-    return StageBody({"partition": request.partition, "offsets": list(request.offsets)})
+    return StageBody(
+        {"partition": request.partition, "places": [list(place) for place in request.places]}
+    )
 
 
 def decode_read_staged(head: dict[str, Any]) -> ReadStaged:
     """Decode a READ_STAGED request; KeyError if it lacks a field."""
     return ReadStaged(
-        partition=PartitionId(head["partition"]), offsets=tuple(map(int, head["offsets"]))
+        partition=PartitionId(head["partition"]), places=tuple(map(_place_in, head["places"]))
     )
 
 
@@ -333,6 +343,11 @@ def decode_attempts(head: dict[str, Any]) -> Attempts:
         )
         for group, name, attempt_id, chunks, rows, size, age_ms, number, epoch in head["attempts"]
     ]  # fmt: skip
+
+
+def _place_in(fields: list[Any]) -> LogPlace:
+    leader_epoch, offset = fields
+    return LogPlace(LeaderEpoch(int(leader_epoch)), int(offset))
 
 
 def _id_in(head: dict[str, Any]) -> TransactionalId:

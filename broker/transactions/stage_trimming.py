@@ -115,9 +115,9 @@ def _question(
         epoch=key.epoch,
         number=key.number,
         attempt_id=key.attempt_id,
-        place=place.base,
+        place=place.at,
         records=len(place.targets),
-        copy=None if copy is None else copy.base,
+        copy=None if copy is None else copy.at,
         is_aged=first and is_aged(place),
     )
 

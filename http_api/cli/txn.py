@@ -115,6 +115,11 @@ def _description(row: Row) -> str:
     lines += [
         f"dropped with its topic: {one['topic_id']}-{one['partition']}" for one in row["dropped"]
     ]
+    lines += [
+        f"lost with its stage: {one['rows']} rows of "
+        f"{one['topic'] or one['topic_id']}:{one['partition']}"
+        for one in row["lost"]
+    ]
     if row["attempts"]:
         lines.append(table(row["attempts"], ATTEMPT_COLUMNS))
     return "\n".join(lines)

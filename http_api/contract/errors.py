@@ -96,6 +96,8 @@ class RestCode(IntEnum):
     """A named limit is reached; nothing was written, and there is room later."""
     KAFKA_ERROR = 50002
     KAFKA_RETRIABLE_ERROR = 50003
+    DECIDED_ROWS_LOST = 50004
+    """A transaction is committed, and an unclean election took some of its staged rows."""
     BROKER_NOT_AVAILABLE = 50302
 
 
@@ -143,6 +145,7 @@ MEANINGS: Mapping[RestCode, str] = {
     RestCode.THROTTLED: "a named limit is reached; nothing is written",
     RestCode.KAFKA_ERROR: "the cluster could not do it",
     RestCode.KAFKA_RETRIABLE_ERROR: "the cluster could not do it at present",
+    RestCode.DECIDED_ROWS_LOST: "committed, but rows of it are lost; a repeat says the same",
     RestCode.BROKER_NOT_AVAILABLE: "a broker or a controller is not available at present",
 }
 """Meaning of each code, in a few words."""
@@ -244,6 +247,7 @@ REST_STATUS: Mapping[ErrorCode, RestStatus] = {
     ErrorCode.TRANSACTION_ABORTED: RestStatus(409, RestCode.TRANSACTION_ABORTED),
     ErrorCode.TRANSACTION_SUPERSEDED: RestStatus(409, RestCode.TRANSACTION_SUPERSEDED),
     ErrorCode.OFFSET_NOT_EXPECTED: RestStatus(409, RestCode.OFFSET_NOT_EXPECTED),
+    ErrorCode.DECIDED_ROWS_LOST: RestStatus(500, RestCode.DECIDED_ROWS_LOST),
     ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: RestStatus(404, RestCode.TRANSACTION_NOT_FOUND),
     ErrorCode.CONCURRENT_TRANSACTIONS: RestStatus(503, RestCode.KAFKA_RETRIABLE_ERROR),
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: RestStatus(429, RestCode.THROTTLED),

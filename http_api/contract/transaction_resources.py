@@ -41,6 +41,17 @@ class DroppedPartition:
     partition: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostPartition:
+    """Decided rows of a partition that an unclean election of their stage took."""
+
+    topic: str | None
+    """None where the topic is gone."""
+    topic_id: str
+    partition: int
+    rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class DecidedPosition:
     """The newest position of an id that was decided, and what became of it."""
@@ -67,6 +78,7 @@ class TransactionResult:
     partitions: tuple[PlacedPartition, ...]
     pending: tuple[WaitingPartition, ...]
     dropped: tuple[DroppedPartition, ...]
+    lost: tuple[LostPartition, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +124,7 @@ class TransactionInfo:
     partitions: tuple[PlacedPartition, ...]
     pending: tuple[WaitingPartition, ...]
     dropped: tuple[DroppedPartition, ...]
+    lost: tuple[LostPartition, ...]
     attempts: tuple[AttemptInfo, ...]
     home_topic: str
     home_partition: int
@@ -132,6 +145,7 @@ def result_of(row: Mapping[str, Any]) -> TransactionResult:
         partitions=_placed(row),
         pending=_waiting(row),
         dropped=_dropped(row),
+        lost=_lost(row),
     )
 
 
@@ -160,6 +174,7 @@ def info_of(row: Mapping[str, Any]) -> TransactionInfo:
         partitions=_placed(row),
         pending=_waiting(row),
         dropped=_dropped(row),
+        lost=_lost(row),
         attempts=tuple(
             AttemptInfo(
                 attempt_id=one["attempt_id"],
@@ -207,3 +222,15 @@ def _waiting(row: Mapping[str, Any]) -> tuple[WaitingPartition, ...]:
 
 def _dropped(row: Mapping[str, Any]) -> tuple[DroppedPartition, ...]:
     return tuple(DroppedPartition(one["topic_id"], one["partition_id"]) for one in row["dropped"])
+
+
+def _lost(row: Mapping[str, Any]) -> tuple[LostPartition, ...]:
+    return tuple(
+        LostPartition(
+            topic=one["topic_name"],
+            topic_id=one["topic_id"],
+            partition=one["partition_id"],
+            rows=one["rows"],
+        )
+        for one in row["lost"]
+    )

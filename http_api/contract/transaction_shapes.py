@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from http_api.contract.transaction_resources import (
         DecidedPosition,
         DroppedPartition,
+        LostPartition,
         PlacedPartition,
         ProducerLife,
         TransactionInfo,
@@ -44,6 +45,7 @@ def result(links: Links, found: TransactionResult) -> JsonObject:
         "partitions": _placed(found.partitions),
         "pending": _waiting(found.pending),
         "dropped": _dropped(found.dropped),
+        "lost": _lost(found.lost),
     }
 
 
@@ -67,6 +69,7 @@ def info(links: Links, found: TransactionInfo) -> JsonObject:
         "partitions": _placed(found.partitions),
         "pending": _waiting(found.pending),
         "dropped": _dropped(found.dropped),
+        "lost": _lost(found.lost),
         "attempts": [
             {
                 "attempt_id": one.attempt_id,
@@ -125,3 +128,15 @@ def _waiting(found: tuple[WaitingPartition, ...]) -> list[dict[str, Any]]:
 
 def _dropped(found: tuple[DroppedPartition, ...]) -> list[dict[str, Any]]:
     return [{"topic_id": one.topic_id, "partition_id": one.partition} for one in found]
+
+
+def _lost(found: tuple[LostPartition, ...]) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic_name": one.topic,
+            "topic_id": one.topic_id,
+            "partition_id": one.partition,
+            "rows": one.rows,
+        }
+        for one in found
+    ]

@@ -107,6 +107,7 @@ class ErrorCode(Enum):
     TRANSACTION_ABORTED = (10032, False, "the position was aborted")
     TRANSACTION_SUPERSEDED = (10033, False, "a newer position of the id was decided")
     OFFSET_NOT_EXPECTED = (10034, False, "the committed offset is not the expected one")
+    DECIDED_ROWS_LOST = (10035, False, "rows of the committed transaction are lost")
 
     def __init__(self, number: int, retriable: bool, message: str) -> None:  # noqa: FBT001 enum row
         self.number = number
@@ -129,6 +130,7 @@ _UNKNOWN_OUTCOME = frozenset(
         ErrorCode.OUTCOME_UNKNOWN,
         ErrorCode.UNKNOWN_SERVER_ERROR,
         ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+        ErrorCode.DECIDED_ROWS_LOST,
     }
 )
 

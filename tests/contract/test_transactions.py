@@ -16,6 +16,7 @@ from broker.transactions.messages import (
     AttemptNamed,
     KeyPosition,
     LastPosition,
+    LostRows,
     NumberedPosition,
     OffsetMove,
     PendingTarget,
@@ -101,6 +102,7 @@ async def test_one_shot_is_committed_under_its_key(door: Door) -> None:
         ],
         "pending": [],
         "dropped": [],
+        "lost": [],
     }
     asked = committed(door)
     assert asked.id == TransactionalId(NO_GROUP, "key:transfer-17")
@@ -176,6 +178,10 @@ async def test_what_is_not_complete_yet_is_202(door: Door) -> None:
         placed=(PlacedRows(FLIGHTS_ID, PartitionId(1), 2, None),),
         pending=(pending,),
         dropped=((TopicId("gone"), PartitionId(3)),),
+        lost=(
+            LostRows(FLIGHTS_ID, PartitionId(2), 7),
+            LostRows(TopicId("gone"), PartitionId(0), 1),
+        ),
     )
     answer = await post(door, TX, ONE, Idempotency_Key="k")
     assert answer.status == 202
@@ -187,6 +193,10 @@ async def test_what_is_not_complete_yet_is_202(door: Door) -> None:
         {"topic_name": "flights", "partition_id": 1, "reason": "fewer replicas"}
     ]
     assert answer.json["dropped"] == [{"topic_id": "gone", "partition_id": 3}]
+    assert answer.json["lost"] == [
+        {"topic_name": "flights", "topic_id": FLIGHTS_ID, "partition_id": 2, "rows": 7},
+        {"topic_name": None, "topic_id": "gone", "partition_id": 0, "rows": 1},
+    ]
 
 
 async def test_offsets_are_committed_for_the_group_of_the_path(door: Door) -> None:
@@ -401,6 +411,7 @@ async def test_forgetting_waits_for_completion(door: Door) -> None:
         (KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS), 503, 50003, "not_written"),
         (KafkaError(ErrorCode.REQUEST_TIMED_OUT), 503, 50003, "unknown"),
         (KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR), 500, 50002, "unknown"),
+        (KafkaError(ErrorCode.DECIDED_ROWS_LOST), 500, 50004, "unknown"),
         (KafkaError(ErrorCode.MESSAGE_TOO_LARGE), 413, 413, None),
         (KafkaError(ErrorCode.INVALID_REQUEST), 400, 40002, None),
         (KafkaError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND), 404, 40406, None),

@@ -105,7 +105,7 @@ def test_a_log_that_begins_within_a_chunk_is_read_from_the_next_one(
     chunks: list[Any], data: st.DataObject
 ) -> None:
     log = StageLog()
-    bases = [log.append(one, 5) for one in chunks]
+    bases = [log.append(one, 5).offset for one in chunks]
     start = data.draw(st.integers(0, log.end))
     log.trim(start)
     index = log.load()

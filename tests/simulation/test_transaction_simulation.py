@@ -3,10 +3,11 @@
 The classes are the product's own; logs, network and images are simulated. Faults: elections that
 keep any part of a tail, deposed leaders that go on, brokers that die, replicas that fetch nothing,
 requests and answers that are lost, late or doubled, topics deleted and made anew, log starts that
-move, now and then an unclean election. Clients: keys with rival contents, producers with several
-lives, two drivers of one numbered id, transformers of one group. Checked by the names of rules (S)
-and invariants (T) of docs/rules.md and docs/claims.md; "told ok wrongly", "refused wrongly" and
-"told not written" hold each answer against what is committed when it is given.
+move, now and then an unclean election, of the stage, too. Clients: keys with rival contents,
+producers with several lives, two drivers of one numbered id, transformers of one group. Checked by
+the names of rules (S) and invariants (T) of docs/rules.md and docs/claims.md; "told ok wrongly",
+"refused wrongly" and "told not written" hold each answer against what is committed when it is
+given.
 tests/support/seeds.py describes which seeds run and how to replay one.
 """
 
@@ -27,6 +28,7 @@ FACTS = (
     "moves",
     "topics deleted",
     "unclean elections",
+    "told lost",
     "told already",
     "told committing",
     "told TRANSACTION_CONFLICT",

@@ -4,14 +4,14 @@
     commit p 1.0 A a2 b1 -> decided | txn p 1.0 committing A a:0+2 b:0+1, next a 2, next b 1
 
 `1.0` is a producer's position, `#5` with `run=` and `input=` one of a numbered id, `-` that of a
-key; `a2` two rows for target a, `a2@17` staged at offset 17.
+key; `a2` two rows for target a, `a2@17` staged at offset 17 in leader epoch 1, `a2@17e3` in 3.
 
 `HomeTurns` folds what a turn returns and keeps it as bytes, as a shard does; `play` runs a script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from difflib import ndiff
 
@@ -45,6 +45,7 @@ from broker.transactions.home_state import HomeLimits, HomeState
 from broker.transactions.messages import (
     KeyPosition,
     LastPosition,
+    LogPlace,
     NumberedPosition,
     PlacedRows,
     Position,
@@ -54,7 +55,7 @@ from broker.transactions.messages import (
     TransactionState,
 )
 from raft_metadata.common.errors import KafkaError
-from raft_metadata.common.ids import GroupId, PartitionId, TopicId
+from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId, TopicId
 
 NUMBERING = (1 << 62) + 3
 STAGE = PartitionId(4)
@@ -70,6 +71,12 @@ def named(name: str) -> TransactionalId:
 def target(letter: str) -> Target:
     """Return a partition of a letter's topic: ``a`` is partition 0 of topic id ``id-a``."""
     return Target(TopicId(f"id-{letter}"), PartitionId(0))
+
+
+def staged_at(text: str) -> StagedPlace:
+    """Return the place of ``17``, ``@17`` or ``@17e3``: an offset of the stage, a leader epoch."""
+    offset, _, epoch = text.removeprefix("@").partition("e")
+    return StagedPlace(STAGE, LogPlace(LeaderEpoch(int(epoch or 1)), int(offset)))
 
 
 def inline_rows(where: Target, rows: int) -> TargetRows:
@@ -166,6 +173,10 @@ class HomeTurns:
     ) -> None:
         """Record that every target has acknowledged."""
         self.write(home_decisions.complete(self.home, id_, placed, dropped, self.now_ms))
+
+    def lose(self, id_: TransactionalId, gone: Collection[Unit]) -> None:
+        """Record that the rows of units are lost."""
+        self.write(home_decisions.lose(self.home, id_, gone))
 
     def may_go(self, chunk: ChunkPlaced) -> bool:
         """Answer a stage."""
@@ -287,6 +298,11 @@ def _run(turns: HomeTurns, command: str) -> str:
             )
             turns.complete(named(name), placed, tuple(map(target, dropped)))
             return "done"
+        case "lose", [name, *places]:
+            last = turns.home.newest[named(name)]
+            gone = [unit for unit in last.units if unit.source in map(staged_at, places)]
+            turns.lose(named(name), gone)
+            return "done"
         case "forget", [name]:
             turns.forget(named(name))
             return "forgotten"
@@ -302,9 +318,9 @@ def _run(turns: HomeTurns, command: str) -> str:
                 id=named(name),
                 is_producer=isinstance(position, ProducerPosition),
                 at=home_decisions.place_of(position),
-                place=StagedPlace(STAGE, int(place[1:])),
+                place=staged_at(place),
                 records=int(options.get("records", "1")),
-                copy=None if copy is None else StagedPlace(STAGE, int(copy[1:])),
+                copy=None if copy is None else staged_at(copy),
                 is_aged=bool(is_aged),
             )
             return "may go" if turns.may_go(chunk) else "stays"
@@ -318,11 +334,11 @@ def parts_of(words: Sequence[str]) -> tuple[list[Part], tuple[TargetRows, ...]]:
     """Return parts and inline rows of words like ``a2`` and ``b3@17`` (staged at offset 17)."""
     parts, inline = list[Part](), list[TargetRows]()
     for word in words:
-        rows, _, offset = word[1:].partition("@")
+        rows, at, place = word[1:].partition("@")
         where = target(word[0])
         source: int | StagedPlace = len(inline)
-        if offset:
-            source = StagedPlace(STAGE, int(offset))
+        if at:
+            source = staged_at(place)
         else:
             inline.append(inline_rows(where, int(rows)))
         parts.append(Part(where, int(rows), source))
@@ -370,6 +386,8 @@ def show_record(record: HomeRecord) -> str:
             return f"{shown} {value.epoch}"
         case NumberValue():
             return f"{shown} {value.number}"
+        case LogPlace():
+            return f"{shown} {show_place(value)}"
 
 
 def show_value(value: TransactionValue) -> str:
@@ -381,10 +399,20 @@ def show_value(value: TransactionValue) -> str:
     words += map(show_unit, value.units)
     words += [f"{each.topic_id[-1]}={each.base_offset}" for each in value.placed]
     words += [f"dropped:{each.topic_id[-1]}" for each in value.dropped]
+    words += [f"lost:{each.topic_id[-1]}+{each.rows}" for each in value.lost]
     return " ".join(filter(None, words))
 
 
+def show_place(at: LogPlace) -> str:
+    """Return the place of a staged record in words."""
+    return f"{at.offset}" + (f"e{at.leader_epoch}" if at.leader_epoch != 1 else "")
+
+
 def show_unit(unit: Unit) -> str:
-    """Return a unit in words: ``a:7+2`` two rows from number 7 on, ``@17`` staged there."""
-    staged = f"@{unit.source.offset}" if isinstance(unit.source, StagedPlace) else ""
+    """Return a unit in words: ``a:7+2`` two rows from number 7 on, ``@17`` staged there.
+
+    ``@lost``: they were staged, and are nowhere.
+    """
+    staged = f"@{show_place(unit.source.at)}" if isinstance(unit.source, StagedPlace) else ""
+    staged = "@lost" if unit.is_lost else staged
     return f"{unit.topic_id[-1]}:{unit.number}+{unit.rows}{staged}"

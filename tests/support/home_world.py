@@ -39,12 +39,12 @@ from broker.transactions.messages import (
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from tests.support.home_turns import (
     NUMBERING,
-    STAGE,
     HomeTurns,
     Records,
     folded,
     inline_rows,
     named,
+    staged_at,
     target,
 )
 
@@ -99,7 +99,7 @@ class Chunk(NamedTuple):
     @property
     def places(self) -> list[StagedPlace]:
         """Return the places of its records."""
-        return [StagedPlace(STAGE, self.offset + at) for at in range(len(self.targets))]
+        return [staged_at(str(self.offset + at)) for at in range(len(self.targets))]
 
     @property
     def parts(self) -> list[Part]:

@@ -20,7 +20,7 @@ from broker.transactions.messages import AttemptNamed, ProducerPosition, Transac
 from broker.transactions.stage_index import ChunkPlace, StageIndex
 from broker.transactions.stage_messages import StatusQuestion, Word
 from broker.transactions.stage_trimming import TrimRound
-from raft_metadata.common.ids import GroupId, PartitionId
+from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId
 from tests.support.home_turns import HomeTurns
 from tests.support.stage_world import HOMES, StageLog, chunk, home_of
 
@@ -140,7 +140,7 @@ class StageSimulation:
         if self.rng.random() < 0.3:
             self.ask()  # a move or an expiry comes between
         parts = [
-            Part(Target(*ref.target[:2]), ref.target.rows, StagedPlace(STAGE, ref.offset))
+            Part(Target(*ref.target[:2]), ref.target.rows, StagedPlace(STAGE, ref.at))
             for ref in found.refs
         ]
         answer = home.commit(Content(id_, position, "digest"), parts)
@@ -161,6 +161,7 @@ class StageSimulation:
     def fail_stage(self) -> None:
         """Another leader, which lacks what was not committed, loads the log."""
         self.log.cut(max(self.log.high_watermark, self.log.start))
+        self.log.epoch = LeaderEpoch(self.log.epoch + 1)
         self.index = self.log.load()
         self.commit()
         self.counts["stage elections"] += 1
@@ -213,7 +214,7 @@ class StageSimulation:
             if not self.is_aged(place) and not self.index.is_moved(place):
                 raise StageViolation("S10", f"{question} was let go, young and undecided")
             self.counts["expired"] += not self.index.is_moved(place)
-        self.index.release(question.place)
+        self.index.release(question.place.offset)
         if not any(one.base not in self.index.released for one in place.chunk.places):
             self.acknowledged.discard(place.chunk.key)
 
@@ -226,11 +227,11 @@ class StageSimulation:
                 raise StageViolation("S9", f"{id_.name}: {len(value.units)} units of {len(texts)}")
             for unit, text in zip(value.units, texts, strict=True):
                 assert isinstance(unit.source, StagedPlace)
-                offset = unit.source.offset
-                if not self.log.start <= offset < max(self.log.high_watermark, self.log.start):
-                    raise StageViolation("S10", f"{id_.name}: nothing is committed at {offset}")
-                if self.log.records_at(offset) != text:
-                    raise StageViolation("S10", f"{id_.name}: other rows stand at {offset}")
+                at = unit.source.at
+                if not self.log.start <= at.offset < max(self.log.high_watermark, self.log.start):
+                    raise StageViolation("S10", f"{id_.name}: nothing is committed at {at}")
+                if self.log.records_at(at) != text:
+                    raise StageViolation("S10", f"{id_.name}: other rows stand at {at}")
 
     def drain(self) -> None:
         """Complete what is decided and let the rest grow old: the stage is trimmed to its end."""

@@ -14,10 +14,10 @@ from broker.transactions.chunk_records import (
     encode_chunk,
     rows_in,
 )
-from broker.transactions.messages import TargetRows, TransactionalId
+from broker.transactions.messages import LogPlace, TargetRows, TransactionalId
 from broker.transactions.stage_index import ChunkHome, ChunkPlace, StageIndex
 from broker.transactions.stage_messages import StatusQuestion, Word
-from raft_metadata.common.ids import GroupId, PartitionId, TopicId
+from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId, TopicId
 
 HOMES = 2
 TOPIC = TopicId("T" * 22)
@@ -25,6 +25,10 @@ TOPIC = TopicId("T" * 22)
 
 def home_of(id_: TransactionalId) -> ChunkHome:
     return ChunkHome(False, PartitionId(ord(id_.name[-1]) % HOMES))
+
+
+def place_at(offset: int, epoch: int = 1) -> LogPlace:
+    return LogPlace(LeaderEpoch(epoch), offset)
 
 
 def rows_for(partition: int, values: list[bytes]) -> TargetRows:
@@ -74,21 +78,22 @@ class StageLog:
 
     def __init__(self) -> None:
         self.start = 0
-        self.lines: list[tuple[bytes, int]] = []
-        """Stored lines from the start on, with the append times of their batches."""
+        self.lines: list[tuple[bytes, int, LeaderEpoch]] = []
+        """Stored lines from the start on, with the append times and epochs of their batches."""
         self.high_watermark = 0
+        self.epoch = LeaderEpoch(1)
 
     @property
     def end(self) -> int:
         return self.start + len(self.lines)
 
-    def append(self, new: RowsChunk, now_ms: int) -> int:
+    def append(self, new: RowsChunk, now_ms: int) -> LogPlace:
         base = self.end
         for number, (key, value) in enumerate(encode_chunk(new)):
             record = ProduceRecord(key=make_raw(key), value=make_raw(value))
             record.offset = base + number
-            self.lines.append((encode_lines([record])[:-1], now_ms))
-        return base
+            self.lines.append((encode_lines([record])[:-1], now_ms, self.epoch))
+        return LogPlace(self.epoch, base)
 
     def cut(self, end: int) -> None:
         del self.lines[end - self.start :]
@@ -99,19 +104,22 @@ class StageLog:
 
     def load(self) -> StageIndex:
         index = StageIndex(home_of)
-        for offset, (line, appended_ms) in enumerate(self.lines, self.start):
+        for offset, (line, appended_ms, epoch) in enumerate(self.lines, self.start):
             head = decode_head(line)
             assert head is not None
-            index.fold(head, offset, appended_ms)
+            index.fold(head, LogPlace(epoch, offset), appended_ms)
         return index
 
-    def records_at(self, offset: int) -> bytes:
-        """The rows of the record at an offset."""
-        return rows_in(self.lines[offset - self.start][0]).records
+    def records_at(self, at: LogPlace) -> bytes | None:
+        """The rows of the record at a place; None if another one stands there, or none."""
+        if not self.start <= at.offset < self.end:
+            return None
+        line, _, epoch = self.lines[at.offset - self.start]
+        return rows_in(line).records if epoch == at.leader_epoch else None
 
     def chunk_at(self, place: ChunkPlace) -> RowsChunk:
         at = place.base - self.start
-        return chunk_in([line for line, _ in self.lines[at : at + len(place.targets)]])
+        return chunk_in([line for line, *_ in self.lines[at : at + len(place.targets)]])
 
 
 @dataclass
@@ -119,7 +127,7 @@ class OpenDecision:
     """A decision and the places that it names; empty once it is complete."""
 
     at: tuple[int, int]
-    sources: list[int] = field(default_factory=list)
+    sources: list[LogPlace] = field(default_factory=list)
 
 
 @dataclass
@@ -128,9 +136,9 @@ class ModelHome:
 
     newest: dict[TransactionalId, OpenDecision] = field(default_factory=dict)
     epochs: dict[TransactionalId, int] = field(default_factory=dict)
-    horizon: int = 0
+    horizon: LogPlace = LogPlace(LeaderEpoch(0), 0)
 
-    def decide(self, key: ChunkKey, sources: list[int]) -> bool:
+    def decide(self, key: ChunkKey, sources: list[LogPlace]) -> bool:
         """Decide, unless a place may be gone; whether it was decided."""
         if any(source < self.horizon for source in sources):
             return False
@@ -140,12 +148,13 @@ class ModelHome:
     def status(self, question: StatusQuestion) -> Word:
         last = self.newest.get(question.id)
         at = (question.epoch, question.number)
-        here = range(question.place, question.place + question.records)
+        here = [question.place.moved(by) for by in range(question.records)]
         if last is not None and any(source in here for source in last.sources):
             if question.copy is None:
                 return Word.KEEP
-            moved = question.copy - question.place
-            last.sources = [one + moved if one in here else one for one in last.sources]
+            there = [question.copy.moved(by) for by in range(question.records)]
+            copies = dict(zip(here, there, strict=True))
+            last.sources = [copies.get(one, one) for one in last.sources]
             return Word.GONE
         over = last is not None and at <= last.at
         fenced = question.epoch < self.epochs.get(question.id, 0)
@@ -153,5 +162,5 @@ class ModelHome:
             return Word.GONE
         if question.copy is None and not question.is_aged:
             return Word.KEEP
-        self.horizon = question.place + question.records
+        self.horizon = question.place.moved(question.records)
         return Word.GONE

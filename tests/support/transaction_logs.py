@@ -83,8 +83,8 @@ class LogView:
     requested_log_start = log_start_offset
 
     def epoch_at(self, offset: int) -> int:
-        """Return the leader epoch of a record."""
-        return next(one.epoch for one in reversed(self.batches) if one.base <= offset)
+        """Return the leader epoch of a record, -1 if there is none."""
+        return next((one.epoch for one in self.batches if one.base <= offset < one.end), -1)
 
     def cold_range(self, offset: int, size: int) -> None:
         """Everything is in memory."""
@@ -131,7 +131,9 @@ class LogView:
                     lines=b"".join(line + b"\n" for line in piece),
                     first_offset=begin,
                     next_offset=end,
-                    header=SimpleNamespace(append_timestamp=batch.append_ms),
+                    header=SimpleNamespace(
+                        append_timestamp=batch.append_ms, leader_epoch=batch.epoch
+                    ),
                 )
             )
         return pieces

@@ -29,9 +29,10 @@ from broker.coordinator.transaction_coordinator import answer_proven
 from broker.coordinator.transaction_offsets import TransactionOffsets
 from broker.coordinator.transaction_shard import TransactionShard
 from broker.record.numbering import HomeKind, make_numbering, row_of_claim
-from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, rows_at
+from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, read_place
 from broker.server.transaction_ports import Targets
 from broker.server.unit_appends import UnitAppends
+from broker.transactions.chunk_records import decode_head, rows_in
 from broker.transactions.home_decisions import ChunkPlaced, Part
 from broker.transactions.home_messages import (
     ApplyAnswer,
@@ -45,6 +46,7 @@ from broker.transactions.home_records import TransactionValue as Value
 from broker.transactions.home_state import HomeLimits
 from broker.transactions.messages import (
     AttemptNamed,
+    LogPlace,
     NumberedPosition,
     ProducerInitialized,
     ProducerPosition,
@@ -82,6 +84,8 @@ A = TypeVar("A")
 G = GroupId("g")
 ORDERS = TopicName("orders")
 BROKERS = 3
+STAGES_LOST_IN = 6
+"""One seed in so many has unclean elections of its stage."""
 HOMES = ("home-0", "group-0")
 STAGE = "stage-0"
 FOR_GOOD = frozenset(
@@ -148,6 +152,8 @@ class Truth:
     """Each row that is committed, with its log and offset."""
     lost: set[str] = field(default_factory=set)
     """Rows that an unclean election of a target took back."""
+    unstaged: set[str] = field(default_factory=set)
+    """Rows that an unclean election of the stage took; some were staged again, or moved before."""
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     """Row number behind the last row, by target and numbering."""
     offset: int = 0
@@ -245,7 +251,8 @@ class Truth:
         assert is_reserved(batch.claim.producer_id)
         key = (log.name, batch.claim.producer_id)
         number = row_of_claim(batch.claim)
-        is_dense = number == self.ends.get(key, 0) or log.unclean_epoch >= 0
+        is_dense = number == self.ends.get(key, 0)
+        is_dense |= max(log.unclean_epoch, self.world.logs[STAGE].unclean_epoch) >= 0
         self.hold("T10", is_dense, f"{key}: {number} behind {self.ends.get(key, 0)}")
         self.ends[key] = number + len(rows)
         for at, row in enumerate(rows):
@@ -261,6 +268,8 @@ class Truth:
         for batch in batches:
             if log.name in HOMES:
                 self._cut_home(batch.payload)
+            elif log.name == STAGE:
+                self.unstaged.update(staged_in(batch))
             else:
                 for line in batch.payload.splitlines():
                     row = orjson.loads(line)["value"]
@@ -275,6 +284,8 @@ class Truth:
                 self.decided.pop((key.id, value.at), None)
             if isinstance(key, EpochKey):
                 self.epochs[key.id] = 0
+                if value is not None:
+                    self.epochs_told.discard((key.id, cast("Any", value).epoch))
 
     def missing(self, content: Content, gone: set[TopicId]) -> list[str]:
         """Return the rows of a content that are nowhere, though their topics live."""
@@ -285,6 +296,7 @@ class Truth:
             if target.topic_id not in gone | self.world.deleted
             and row not in self.places
             and row not in self.lost
+            and row not in self.unstaged
         ]
 
     # what clients are told
@@ -320,10 +332,26 @@ class Truth:
         if answer.state is TransactionState.COMPLETE:
             missing = self.missing(content, {one[0] for one in answer.dropped})
             self.hold("told ok wrongly", not missing, f"{content.number} lacks {missing}")
+            self._check_lost(content, answer)
             for one in answer.placed:
                 if one.base_offset is not None:
                     target = Target(one.topic_id, one.partition)
                     self._check_place(content, target, one.base_offset)
+
+    def _check_lost(self, content: Content, answer: TransactionOutcome) -> None:
+        """What is nowhere because of its stage is told as lost (S3).
+
+        A request that was under way may have written rows that were recorded as lost meanwhile.
+        """
+        gone = {one[0] for one in answer.dropped}
+        told = {Target(one.topic_id, one.partition): one.rows for one in answer.lost}
+        for target, rows in content.rows:
+            unstaged = self.unstaged.intersection(rows)
+            nowhere = unstaged.difference(self.places, self.lost)
+            if target.topic_id not in gone | self.world.deleted:
+                right = len(nowhere) <= told.get(target, 0) <= len(unstaged)
+                self.hold("S3", right, f"{content.number} tells {told}, nowhere are {nowhere}")
+        self.world.figures["told lost"] += bool(told)
 
     def _check_place(self, content: Content, target: Target, offset: int) -> None:
         rows = [row for each, some in content.rows if each == target for row in some]
@@ -342,6 +370,7 @@ class Truth:
             content.told = "not_written"
         elif error.code is ErrorCode.STAGE_INCOMPLETE:
             is_young = content.staged_s is not None and self.world.now_s < content.staged_s + 15
+            is_young &= self.unstaged.isdisjoint(row for _, rows in content.rows for row in rows)
             self.hold("S9", not is_young, f"{content.number} was staged: {error}")
             self.hold("refused wrongly", not is_decided, f"{content.number} is decided: {error}")
         elif content.asked == 1:
@@ -499,26 +528,30 @@ class Node:
             Part(
                 Target(ref.target.topic_id, ref.target.partition),
                 ref.target.rows,
-                StagedPlace(PartitionId(0), ref.offset),
+                StagedPlace(PartitionId(0), ref.at),
             )
             for one in found
             for ref in one.refs
         ]
 
     async def rows_of(self, places: Sequence[StagedPlace]) -> Sequence[TargetRows | None]:
-        """Read staged rows: the committed ones are the same on every disk."""
-        log = self.world.logs[STAGE]
+        """Read staged rows from this broker's disk, or else from the stage's leader."""
         found: list[TargetRows | None] = []
-        await asyncio.sleep(self.world.chance.random() * 0.01)
         for place in places:
-            if place.offset < log.start:
-                found.append(None)
-            elif place.offset >= log.view.high_watermark:
-                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
-            else:
-                view = cast("Any", log.view)
-                found.append(rows_at(view, [place.offset], log.view.high_watermark)[0])
+            rows = await self._own_rows(place.at)
+            if rows is None:
+                (rows,) = await self._rows_of_leader(place.at)
+            found.append(rows)
         return found
+
+    async def _own_rows(self, at: LogPlace) -> TargetRows | None:
+        view = self.local.views.get(STAGE)
+        if view is None or at.offset >= view.high_watermark or self.world.chance.random() < 0.5:
+            return None
+        return await read_place(cast("Any", view), at)
+
+    async def _rows_of_leader(self, at: LogPlace) -> list[TargetRows | None]:
+        return await self.world.carry(STAGE, lambda node: node.stage().read([at]))
 
     def stage(self) -> StageLeader:
         """Return the stage's leader."""
@@ -623,6 +656,7 @@ class World:
         self.trouble = self.chance.choice([0.0, 0.5, 1.0, 1.0])
         self.losses = self.chance.choice([0.0, 0.05, 0.15])
         self.uncleanly = self.chance.random() < 0.15
+        self.loses_stages = seed % STAGES_LOST_IN == STAGES_LOST_IN - 1
         self.input_end = 0
 
     @property
@@ -780,6 +814,9 @@ class World:
     def fault(self) -> None:
         """Do one unkind thing."""
         chance = self.chance
+        if self.loses_stages and chance.random() < 0.25:
+            self.elect(STAGE, lost=chance.randint(1, 3))
+            return
         names = list(self.leaders)
         kind = chance.choices(range(9), [10, 5, 2, 2, 2, 3, 2, 2, 4])[0]
         name = chance.choice(names)
@@ -891,7 +928,9 @@ class World:
             at = end
         truth.hold("T15", at == truth.offset, f"outputs up to {at}, committed is {truth.offset}")
         placed = [
-            truth.places[c.rows[0][1][0]][1] for c in sorted(done, key=lambda c: c.moves or (0, 0))
+            truth.places[c.rows[0][1][0]][1]
+            for c in sorted(done, key=lambda c: c.moves or (0, 0))
+            if c.rows[0][1][0] not in truth.unstaged
         ]
         truth.hold("T15", placed == sorted(placed), f"outputs stand in another order: {placed}")
 
@@ -922,6 +961,13 @@ class World:
                 return
             await asyncio.sleep(5)
         self.truth.fail("T12", f"staged chunks are left: {list(index.homes.items())[:3]}")
+
+
+def staged_in(batch: LogBatch) -> list[str]:
+    """Return the rows of a batch of the stage."""
+    lines = batch.payload.split(b"\n")[:-1]
+    texts = [rows_in(line).records for line in lines if decode_head(line) is not None]
+    return [row["value"] for text in texts for row in orjson.loads(text)]
 
 
 def commit_of(

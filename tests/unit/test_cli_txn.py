@@ -10,6 +10,7 @@ import pytest
 from broker.transactions.messages import (
     NO_GROUP,
     LastPosition,
+    LostRows,
     PendingTarget,
     PlacedRows,
     ProducerInitialized,
@@ -35,6 +36,7 @@ PRODUCER = TransactionDescription(
     ),
     pending=(PendingTarget(FLIGHTS_ID, PartitionId(1), "no leader"),),
     dropped=((TopicId("gone"), PartitionId(3)),),
+    lost=(LostRows(FLIGHTS_ID, PartitionId(2), 7), LostRows(TopicId("gone"), PartitionId(0), 1)),
     attempts=(
         StagedAttempt(
             attempt_id="3.7", chunks=5, rows=50, bytes=6_400, age_ms=1_200, number=7, epoch=3
@@ -90,6 +92,8 @@ async def test_describe_says_what_each_target_waits_for(shell: Shell) -> None:
         ["flights:0", "2", "812", "-"],
         ["flights:1", "1", "-", "no", "leader"],
         ["dropped", "with", "its", "topic:", "gone-3"],
+        ["lost", "with", "its", "stage:", "7", "rows", "of", "flights:2"],
+        ["lost", "with", "its", "stage:", "1", "rows", "of", "gone:0"],
         ["ATTEMPT", "NUMBER", "CHUNKS", "ROWS", "BYTES", "AGE-MS"],
         ["3.7", "7", "5", "50", "6400", "1200"],
     ]

@@ -25,7 +25,7 @@ from broker.transactions.home_messages import (
     InitId,
     UnitsApplied,
 )
-from broker.transactions.home_records import StagedPlace, Target, TransactionValue
+from broker.transactions.home_records import Target, TransactionValue
 from broker.transactions.home_state import HomeLimits
 from broker.transactions.messages import (
     NO_GROUP,
@@ -41,6 +41,7 @@ from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, GroupId, LeaderEpoch, PartitionId, TopicId
 from tests.support.group_log import SharedLog
+from tests.support.home_turns import staged_at
 
 DEBITS = Target(TopicId("debits"), PartitionId(0))
 CREDITS = Target(TopicId("credits"), PartitionId(3))
@@ -446,7 +447,7 @@ async def test_rule_s12_nothing_is_decided_behind_the_deadline(
     """The broker stood still while a stage was asked: the key may be forgotten meanwhile."""
     async with world() as here:
         led = await here.lead()
-        here.stages.found = [Part(DEBITS, 1, StagedPlace(PartitionId(0), 0))]
+        here.stages.found = [Part(DEBITS, 1, staged_at("0"))]
         request = replace(one_shot("a"), attempts=(AttemptNamed("1.0", 1, 1),))
         late = asyncio.create_task(led.home.answer(request))
         await here.stages.asked.wait()

@@ -10,13 +10,13 @@ from typing import Any, cast
 from broker.coordinator.home import HomePorts
 from broker.coordinator.transaction_coordinator import HomeFactory, TransactionCoordinator
 from broker.transactions.home_decisions import ChunkPlaced
-from broker.transactions.home_records import StagedPlace
 from broker.transactions.home_state import HomeLimits
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import LeaderEpoch, PartitionId
 from raft_metadata.common.internal_topics import TRANSACTIONS_TOPIC
 from tests.support.group_log import SharedLog
+from tests.support.home_turns import staged_at
 from tests.support.one_broker import ME, TOPIC, image
 from tests.unit.test_home_completion import DEBITS, Image, Stages, Targets, one_shot, rows
 
@@ -63,9 +63,7 @@ async def test_rule_g3_a_chunk_goes_only_by_the_word_of_a_home_that_is_proven_to
                 break
             except KafkaError:
                 await asyncio.sleep(0)
-    chunk = ChunkPlaced(
-        id=commit.id, is_producer=False, at=(0, 0), place=StagedPlace(PartitionId(0), 0)
-    )
+    chunk = ChunkPlaced(id=commit.id, is_producer=False, at=(0, 0), place=staged_at("0"))
     assert await homes.may_go(HOME, chunk)  # the commit is recorded as complete by now
     before = len(proof.log.entries)
     assert await homes.may_go(HOME, chunk)

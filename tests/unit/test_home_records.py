@@ -35,8 +35,14 @@ from broker.transactions.home_records import (
     encode_target_rows,
 )
 from broker.transactions.home_state import HomeState, slim
-from broker.transactions.messages import PlacedRows, TargetRows, TransactionState
-from raft_metadata.common.ids import GroupId, PartitionId, TopicId
+from broker.transactions.messages import (
+    LogPlace,
+    LostRows,
+    PlacedRows,
+    TargetRows,
+    TransactionState,
+)
+from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId, TopicId
 from tests.support.home_turns import HomeTurns, as_of_home, check, folded, named
 from tests.support.home_world import compacted, facts
 
@@ -63,6 +69,7 @@ def rows_with(text: bytes, partition: int = 3) -> TargetRows:
     )
 
 
+PLACE = LogPlace(LeaderEpoch(5), 1 << 40)
 FULL = TransactionValue(
     epoch=3,
     number=(1 << 53) + 1,
@@ -75,11 +82,13 @@ FULL = TransactionValue(
     metadata_offset=77,
     units=(
         Unit(T, PartitionId(3), 1 << 31, 2, (1 << 31) - 1, 0),
-        Unit(T, PartitionId(4), 0, 1, 0, StagedPlace(PartitionId(7), 1 << 40)),
+        Unit(T, PartitionId(4), 0, 1, 0, StagedPlace(PartitionId(7), PLACE)),
+        Unit(T, PartitionId(4), 1, 1, 1, None),
     ),
     inline=tuple(map(rows_with, (b"[" + b",".join(CLIENT_TEXT[1:]) + b"]", *CLIENT_TEXT[1:]))),
     placed=(PlacedRows(T, PartitionId(3), 2, None), PlacedRows(T, PartitionId(4), 1, 0)),
     dropped=(Target(T, PartitionId(5)),),
+    lost=(LostRows(T, PartitionId(4), 9),),
     decided_ms=1_700_000_000_000,
     completed_ms=None,
     layout=9,
@@ -93,7 +102,7 @@ RECORDS: list[tuple[HomeKey, HomeValue | None]] = [
     (EpochKey(G, "p"), EpochValue((1 << 53) + 1, 5)),
     (EpochKey(G, "p"), None),
     (NextKey(BIG, T, PartitionId(0)), NumberValue((1 << 46) - 1)),
-    (HorizonKey(PartitionId(11)), NumberValue(0)),
+    (HorizonKey(PartitionId(11)), PLACE),
     (FloorKey(), NumberValue(12)),
 ]
 
@@ -233,7 +242,7 @@ def test_the_fold_forgets_what_is_null() -> None:
         found = decoded(key, None)
         assert isinstance(found, ShardRecord)
         home.fold(as_of_home(found))
-    kept = {"horizons": {PartitionId(11): 0}, "floor": 12}
+    kept = {"horizons": {PartitionId(11): PLACE}, "floor": 12}
     empty = facts(HomeState())
     assert facts(home) == empty | kept, "horizon and floor never go back"
 

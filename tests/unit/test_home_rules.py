@@ -15,7 +15,6 @@ from broker.transactions.home_records import (
     HomeRecord,
     NextKey,
     NumberValue,
-    StagedPlace,
     TransactionKey,
 )
 from broker.transactions.home_state import HomeLimits
@@ -30,6 +29,7 @@ from tests.support.home_turns import (
     check,
     named,
     parts_of,
+    staged_at,
     target,
 )
 
@@ -343,8 +343,83 @@ def test_rule_s10_a_horizon_is_of_one_stage() -> None:
     turns = HomeTurns()
     check("ask n #1 @6 aged -> may go | horizon 7", turns)
     for stage, is_below in ((STAGE, True), (PartitionId(STAGE + 1), False)):
-        part = Part(target("a"), 1, StagedPlace(stage, 6))
+        part = Part(target("a"), 1, staged_at("6")._replace(stage=stage))
         assert home_decisions.is_below_horizon(turns.home, [part]) == is_below
+
+
+def test_rule_s10_behind_an_unclean_election_chunks_at_old_offsets_are_above_the_horizon() -> None:
+    """The stage's log begins anew below the horizon's offset, in a newer leader epoch."""
+    check("""
+        ask n #1 @50 aged          -> may go | horizon 51
+        commit n #1 A a1@20e3      -> decided \
+            | txn n 0.1 committing A run=r1 a:0+1@20e3, next a 1
+        ask key:k - @30e3          -> stays
+        ask key:k - @30e3 aged     -> may go | horizon 31e3
+        commit n #2 A a1@60        -> must wait
+        complete n a=0             -> done | txn n 0.1 complete A run=r1 a=0
+        commit n #2 A a1@60        -> below the horizon
+        commit n #2 A a1@30e3      -> below the horizon
+        ask n #2 @60               -> may go
+        commit n #2 A a1@31e3      -> decided \
+            | txn n 0.2 committing A run=r1 a:1+1@31e3, next a 2
+    """)
+
+
+def test_rule_s10_another_chunk_at_the_offset_of_a_decided_one_is_not_the_decided_one() -> None:
+    """An unclean election gave the offset to another chunk."""
+    check("""
+        commit n #1 A a2@6 b1@7 -> decided \
+            | txn n 0.1 committing A run=r1 a:0+2@6 b:0+1@7, next a 2, next b 1
+        ask n #1 @6e2 records=2 copy=@20e2 -> may go
+        ask n #2 @6e2 records=2            -> stays
+        ask n #1 @6 records=2              -> stays
+        ask n #1 @6 records=2 copy=@9e2    -> may go \
+            | txn n 0.1 committing A run=r1 a:0+2@9e2 b:0+1@10e2
+    """)
+
+
+def test_rule_s10_rows_that_are_nowhere_are_recorded_with_their_decision() -> None:
+    """Per target, behind a load, too; the rest of the decision is completed."""
+    check("""
+        commit n #1 A a2@6 b1@7 a3@9 -> decided \
+            | txn n 0.1 committing A run=r1 a:0+2@6 b:0+1@7 a:2+3@9, next a 5, next b 1
+        lose n @6 @9     -> done | txn n 0.1 committing A run=r1 a:0+2@lost b:0+1@7 a:2+3@lost
+        load             -> loaded
+        lose n @6        -> done
+        ask n #1 @6      -> may go
+        ask n #1 @7      -> stays
+        ask n #1 @7 copy=@20 -> may go \
+            | txn n 0.1 committing A run=r1 a:0+2@lost b:0+1@20 a:2+3@lost
+        complete n b=4   -> done | txn n 0.1 complete A run=r1 b=4 lost:a+5
+        load             -> loaded
+        commit n #1 A a2@6 b1@7 a3@9 -> again 0.1 complete
+        lose n @20       -> done
+    """)
+
+
+def test_rule_s10_rows_of_a_deleted_topic_are_not_told_as_lost() -> None:
+    check("""
+        commit n #1 A a2@6 b1@7 -> decided \
+            | txn n 0.1 committing A run=r1 a:0+2@6 b:0+1@7, next a 2, next b 1
+        lose n @6 @7     -> done | txn n 0.1 committing A run=r1 a:0+2@lost b:0+1@lost
+        complete n a     -> done | txn n 0.1 complete A run=r1 dropped:a lost:b+1
+    """)
+
+
+def test_rule_s10_rows_that_were_moved_are_not_lost() -> None:
+    """A target was asked with the old place; its answer comes behind the move."""
+    turns = HomeTurns()
+    check(
+        """
+        commit n #1 A a2@6   -> decided | txn n 0.1 committing A run=r1 a:0+2@6, next a 2
+        """,
+        turns,
+    )
+    asked = turns.home.newest[named("n")].units
+    check("ask n #1 @6 copy=@20 -> may go | txn n 0.1 committing A run=r1 a:0+2@20", turns)
+    assert home_decisions.lose(turns.home, named("n"), asked) == ()
+    check("complete n a=0 -> done | txn n 0.1 complete A run=r1 a=0", turns)
+    assert home_decisions.lose(turns.home, named("n"), asked) == ()
 
 
 def test_rule_s10_a_chunk_of_an_undecided_position_stays_until_it_is_aged() -> None:
@@ -598,5 +673,5 @@ def test_a_question_about_a_chunk_names_its_position_as_its_kind_has_it() -> Non
     """A numbered chunk at the place of a producer's id is over, and decides nothing there."""
     turns = HomeTurns()
     check("init p -> epoch 1 | epoch p 1\n abort p 1.0 -> aborted | txn p 1.0 aborted", turns)
-    chunk = ChunkPlaced(id=named("p"), is_producer=False, at=(0, 7), place=StagedPlace(STAGE, 3))
+    chunk = ChunkPlaced(id=named("p"), is_producer=False, at=(0, 7), place=staged_at("3"))
     assert turns.may_go(chunk)

@@ -199,7 +199,11 @@ class HomeStandIn:
         ]
         found = {"transaction_id": "t", "group_id": at[0], "epoch": at[1], "number": at[2]}
         found |= {"state": state, "already": False, "rows": 0, "partitions": rows}
-        return 200 if state == "complete" else 202, found | {"pending": [], "dropped": []}
+        return 200 if state == "complete" else 202, found | {
+            "pending": [],
+            "dropped": [],
+            "lost": [],
+        }
 
     # the program
 
@@ -389,6 +393,30 @@ def test_what_comes_while_a_commit_waits_for_chunks_is_refused() -> None:
     assert refused
     assert len(home.outcomes) == 1_000
     assert home.commits
+
+
+def test_rule_s3_a_commit_whose_rows_are_lost_is_an_error_and_over() -> None:
+    """It is decided: its offsets moved, and the next transaction has the next number."""
+    home = HomeStandIn({"transactional_group": "g"})
+    group = ConsumerGroupMetadata("g", expected={("in", 0): -1})
+    for states in ([], ["committing"]):
+        home.begin()
+        home.send_offsets(group, 7)
+        home.produce(1)
+        home.states = states
+        if states:
+            with pytest.raises(CommittingError):
+                home.commit(0.0)
+        home.refusals = [(500, 50004, "unknown")]
+        with pytest.raises(ApiError) as caught:
+            home.commit()
+        assert (caught.value.code, caught.value.retriable) == (50004, False)
+        assert group.expected == {("in", 0): 7}
+    assert [getattr(error, "code", None) for error, _ in home.outcomes] == [50004, None]
+    home.begin()
+    home.produce(3)
+    home.commit()
+    assert max(home.decided) == ("g", 1, 2)
 
 
 def test_what_was_not_sent_is_aborted_without_a_request() -> None:

@@ -27,7 +27,7 @@ from broker.transactions.stage_index import StageIndex, StageLimits
 from broker.transactions.stage_messages import FindRefs, ReadStaged, StageChunk, Word
 from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, PartitionId
-from tests.support.stage_world import StageLog, chunk, home_of, rows_for
+from tests.support.stage_world import StageLog, chunk, home_of, place_at, rows_for
 
 LIMITS = StageLimits(
     transaction_bytes=1_000, transaction_chunks=4, transaction_partitions=3, staged_bytes=1 << 20
@@ -48,7 +48,7 @@ def staged(*sequences: int, rows: int = 1, targets: int = 1) -> tuple[StageLog, 
 def named(index: StageIndex, chunks: int, rows: int, high_watermark: int = 100) -> list[int] | str:
     """The offsets that a commit of attempt 1.0 may name, or what is missing."""
     found = index.refs(A, (1, 0), AttemptNamed("1.0", chunks, rows), high_watermark)
-    return [ref.offset for ref in found.refs] if found.missing is None else found.missing
+    return [ref.at.offset for ref in found.refs] if found.missing is None else found.missing
 
 
 def refusal(index: StageIndex, key: ChunkKey, digest: str = "d") -> KafkaError:
@@ -169,7 +169,7 @@ def test_rule_r12_staged_rows_are_the_clients_text() -> None:
     new = replace(chunk('q"records":['), targets=(rows_for(0, texts), rows_for(1, texts[:1])))
     log = StageLog()
     log.append(new, 5)
-    lines = [line for line, _ in log.lines]
+    lines = [line for line, *_ in log.lines]
     assert [rows_in(line) for line in lines] == list(new.targets)
     assert [orjson.loads(line[: line.find(b',"value"')] + b"}")["offset"] for line in lines] == [
         0,
@@ -216,7 +216,7 @@ def test_requests_between_brokers_come_back_as_they_were() -> None:
     found = tuple(index.refs(A, (1, 0), AttemptNamed("1.0", chunks, 2), 100) for chunks in (1, 2))
     head = orjson.loads(orjson.dumps(stage_messages.encode_refs(found).head))
     assert stage_messages.decode_refs(head) == found
-    read = ReadStaged(partition=PartitionId(1), offsets=(4, 5))
+    read = ReadStaged(partition=PartitionId(1), places=(place_at(4), place_at(5, epoch=3)))
     head = orjson.loads(orjson.dumps(stage_messages.encode_read_staged(read).head))
     assert stage_messages.decode_read_staged(head) == read
     attempts = list(index.descriptions(25))

@@ -13,13 +13,11 @@ import pytest
 from broker.record.batch import walk
 from broker.replication.log_start_manager import LogTrimming
 from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, rows_at
-from broker.server.stages import Stages
 from broker.transactions.chunk_records import RowsChunk
 from broker.transactions.messages import AttemptNamed, TransactionalId
 from broker.transactions.stage_index import AttemptRefs, StageLimits
 from broker.transactions.stage_messages import (
     FindRefs,
-    ReadStaged,
     StageChunk,
     StatusQuestion,
     Word,
@@ -27,7 +25,7 @@ from broker.transactions.stage_messages import (
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId
 from tests.support.one_broker import HERE, ME, OTHER, Here, image, one_broker
-from tests.support.stage_world import chunk, home_of, rows_for
+from tests.support.stage_world import chunk, home_of, place_at, rows_for
 from tests.support.waiting import until
 
 BOTH, ALONE = (ME, OTHER), (ME,)
@@ -168,7 +166,7 @@ async def test_rule_s9_a_chunk_is_acknowledged_and_named_once_it_is_committed(
     assert "0 of 1 chunks" in str((await stage.refs(rows=2)).missing)
     stage.here.manager.on_metadata_update(image(1, ALONE))
     assert (await staged, await again) == (2, 2)
-    assert [ref.offset for ref in (await stage.refs(rows=2)).refs] == [0, 1]
+    assert [ref.at.offset for ref in (await stage.refs(rows=2)).refs] == [0, 1]
 
 
 async def test_rule_s9_a_chunk_is_one_batch_however_large(stage: Stage) -> None:
@@ -220,9 +218,9 @@ async def test_rule_g3_a_committed_probe_is_proof_and_no_chunk(stage: Stage) -> 
     stage.proof.proven = False
     assert (await stage.refs()).missing is not None
     await stage.stage(chunk("a"))
-    assert [ref.offset for ref in (await stage.refs()).refs] == [1]
+    assert [ref.at.offset for ref in (await stage.refs()).refs] == [1]
     await stage.leader.load()
-    assert [ref.offset for ref in (await stage.refs()).refs] == [1]
+    assert [ref.at.offset for ref in (await stage.refs()).refs] == [1]
 
 
 async def test_rule_g1_a_new_leader_serves_once_all_that_it_found_is_committed(
@@ -240,7 +238,9 @@ async def test_rule_g1_a_new_leader_serves_once_all_that_it_found_is_committed(
     assert error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     stage.here.manager.on_metadata_update(image(2, ALONE))
     await loading
-    assert [ref.offset for ref in (await stage.refs()).refs] == [0]
+    assert [ref.at for ref in (await stage.refs()).refs] == [place_at(0, epoch=1)]
+    await stage.stage(chunk("b"))
+    assert [ref.at for ref in (await stage.refs("b")).refs] == [place_at(1, epoch=2)]
     staged.cancel()  # it was asked of a leader whose epoch has ended
 
 
@@ -282,17 +282,58 @@ async def test_rule_s10_a_living_chunk_is_moved_and_read_at_its_new_place(stage:
     stage.gone = {"b"}
     stage.settings = replace(stage.settings, move_bytes=1 << 20)
     await stage.leader.trim_round()
-    assert [(q.id.name, q.place, q.copy) for q in stage.asked][-1] == ("a", 4, None)
-    assert ("a", 0, 4) in [(q.id.name, q.place, q.copy) for q in stage.asked]
+    asked = [(q.id.name, q.place, q.copy) for q in stage.asked]
+    assert asked[-1] == ("a", place_at(4), None)
+    assert ("a", place_at(0), place_at(4)) in asked
     await stage.start_at(4)
     refs = (await stage.refs(rows=2)).refs
-    assert [ref.offset for ref in refs] == [4, 5]
+    assert [ref.at.offset for ref in refs] == [4, 5]
     replica = stage.here.manager.replica(HERE)
     assert replica is not None
-    assert rows_at(replica.log, [4, 5], 6) == list(living.targets)
-    stages = Stages(stage.ports, stage.here.manager.led_epoch)
-    with pytest.raises(KafkaError):
-        await stages.read(ReadStaged(partition=STAGE, offsets=(0,)))  # image names no such topic
+    assert [rows_at(replica.log, place_at(at)) for at in (4, 5)] == list(living.targets)
+
+
+async def test_rule_s10_rows_are_gone_for_good_by_the_word_of_a_leader_that_is_loaded_and_proven(
+    stage: Stage,
+) -> None:
+    """An unclean election cut the log: it ends before the place, or has another record there."""
+    stage.here.manager.on_metadata_update(image(2, ALONE))
+    stage.leader = stage.at_epoch(2)
+    with pytest.raises(KafkaError) as caught:
+        await stage.leader.read([place_at(5)])
+    assert caught.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    await stage.leader.load()
+    await stage.stage(chunk("a"))
+    stage.here.manager.on_metadata_update(image(3, BOTH))
+    stage.leader = stage.at_epoch(3)
+    await stage.leader.load()
+    stage.proof.proven = False
+    asking = asyncio.create_task(stage.leader.read([place_at(5), place_at(0)]))
+    await until(lambda: stage.log_end == 2)  # the probe, which the other replica must take
+    await asyncio.sleep(0.01)
+    assert not asking.done()
+    stage.here.manager.on_metadata_update(image(3, ALONE))
+    assert await asking == [None, None]
+    stage.proof.proven = True
+    assert await stage.leader.read([place_at(0, epoch=2)]) == [*chunk("a").targets]
+
+
+async def test_rule_s10_what_is_not_committed_or_of_a_newer_leader_is_not_gone(
+    stage: Stage,
+) -> None:
+    await stage.leader.load()
+    staged = stage.stage(chunk("a"))
+    await until(lambda: stage.log_end == 1)
+    for place, code in (
+        (place_at(0), ErrorCode.OFFSET_NOT_AVAILABLE),
+        (place_at(1), ErrorCode.OFFSET_NOT_AVAILABLE),
+        (place_at(0, epoch=2), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (place_at(7, epoch=2), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    ):
+        with pytest.raises(KafkaError) as caught:
+            await stage.leader.read([place])
+        assert caught.value.code is code
+    staged.cancel()
 
 
 async def test_rule_r10_a_chunk_does_not_age_while_the_clock_is_doubted(stage: Stage) -> None:

@@ -23,7 +23,15 @@ from broker.transactions.stage_trimming import (
     next_questions,
 )
 from raft_metadata.common.ids import PartitionId
-from tests.support.stage_world import HOMES, ModelHome, OpenDecision, StageLog, chunk, home_of
+from tests.support.stage_world import (
+    HOMES,
+    ModelHome,
+    OpenDecision,
+    StageLog,
+    chunk,
+    home_of,
+    place_at,
+)
 
 STAGE = PartitionId(3)
 
@@ -44,10 +52,8 @@ class World:
     def home(self, key: ChunkKey) -> ModelHome:
         return self.homes[home_of(key.id).partition]
 
-    def stage(self, new: RowsChunk) -> int:
-        base = self.log.append(new, self.now_ms)
-        self.index.append(new, base, self.now_ms)
-        return base
+    def stage(self, new: RowsChunk) -> None:
+        self.index.append(new, self.log.append(new, self.now_ms), self.now_ms)
 
     def commit(self) -> None:
         """The high watermark reaches the end."""
@@ -67,14 +73,14 @@ class World:
         """Ask one wave and take the words; how many there were."""
         asked = self.questions(trim_round)
         for question in asked:
-            word = self.home(self.index.places[question.place].chunk.key).status(question)
+            word = self.home(self.index.places[question.place.offset].chunk.key).status(question)
             self.take(trim_round, question, word)
         return len(asked)
 
     def take(self, trim_round: TrimRound, question: StatusQuestion, word: Word) -> None:
         trim_round.note(question, word, home_of(question.id))
         if word is Word.GONE:
-            self.index.release(question.place)
+            self.index.release(question.place.offset)
 
     def move(self, trim_round: TrimRound, move_bytes: int) -> list[ChunkPlace]:
         found = next_moves(self.index, self.log.high_watermark, trim_round.kept, move_bytes)
@@ -125,9 +131,9 @@ def test_rule_s10_a_finished_attempt_is_asked_about_at_once_a_living_one_by_its_
     over = chunk("c").key
     world.home(over).newest[over.id] = OpenDecision((9, 9))
     trim_round = TrimRound()
-    assert [q.place for q in world.questions(TrimRound())] == [0, 3]
+    assert [q.place.offset for q in world.questions(TrimRound())] == [0, 3]
     world.wave(trim_round)
-    assert [q.place for q in world.questions(trim_round)] == [4, 5]
+    assert [q.place.offset for q in world.questions(trim_round)] == [4, 5]
     world.wave(trim_round)
     assert world.questions(trim_round) == []
     assert sorted(world.index.released) == [3, 4, 5]
@@ -140,11 +146,11 @@ def test_rule_s10_only_the_first_chunk_of_a_home_expires(world: World) -> None:
     world.stage(chunk("b"))
     world.commit()
     world.now_ms = 1_700
-    aged = {question.place: question.is_aged for question in world.questions()}
+    aged = {question.place.offset: question.is_aged for question in world.questions()}
     assert aged == {0: True, 1: False, 2: True}  # a and c have one home
     world.wave(TrimRound())
     assert sorted(world.index.released) == [0, 2]
-    assert {q.place: q.is_aged for q in world.questions()} == {1: True}
+    assert {q.place.offset: q.is_aged for q in world.questions()} == {1: True}
 
 
 def test_rule_s10_only_the_first_chunk_of_a_home_that_must_stay_is_moved(world: World) -> None:
@@ -192,13 +198,15 @@ def test_rule_s10_a_copy_is_told_once_it_is_committed_and_asked_about_after_the_
     world.wave(trim_round)
     world.move(trim_round, -1)  # of the first one only
     before = world.questions()
-    assert [(q.place, q.records, q.copy) for q in before] == [(0, 2, None), (2, 1, None)]
+    assert [(q.place.offset, q.records, q.copy) for q in before] == [(0, 2, None), (2, 1, None)]
     world.commit()
-    assert [(q.place, q.copy) for q in world.questions()] == [(0, 3), (2, None)]
+    after = world.questions()
+    assert [(q.place.offset, q.copy) for q in after] == [(0, place_at(3)), (2, None)]
     world.index.release(0)
-    assert [q.place for q in world.questions()] == [3, 2]
-    head = orjson.loads(orjson.dumps(stage_messages.encode_status(before[0]).head))
-    assert stage_messages.decode_status(head) == before[0]
+    assert [q.place.offset for q in world.questions()] == [3, 2]
+    for question in (before[0], after[0]):
+        head = orjson.loads(orjson.dumps(stage_messages.encode_status(question).head))
+        assert stage_messages.decode_status(head) == question
 
 
 def test_rule_s10_a_copy_is_named_once_it_is_committed(world: World) -> None:
@@ -212,7 +220,7 @@ def test_rule_s10_a_copy_is_named_once_it_is_committed(world: World) -> None:
 
     def place() -> int:
         (ref,) = world.index.refs(key.id, (1, 0), named, world.log.high_watermark).refs
-        return ref.offset
+        return ref.at.offset
 
     assert place() == 0
     world.commit()
@@ -231,7 +239,7 @@ def test_rule_s10_a_copy_keeps_the_age_of_its_chunk(world: World) -> None:
     assert world.index.places[2].since_ms == world.log.load().places[2].since_ms == 0
     world.index.release(0)
     world.now_ms = 1_001
-    assert {q.place: q.is_aged for q in world.questions()} == {1: True, 2: True}
+    assert {q.place.offset: q.is_aged for q in world.questions()} == {1: True, 2: True}
 
 
 def test_a_home_that_does_not_answer_is_not_asked_again_in_a_round(world: World) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from broker.coordinator.home import Missing
-from broker.server import stages as module
+from broker.server import stage_leader
 from broker.server.peer_codec import join_body, split_body
 from broker.server.stages import StageRequests, Stages
 from broker.transactions.chunk_records import stage_partition_of
@@ -24,7 +24,7 @@ from raft_metadata.common.internal_topics import STAGED_TOPIC
 from raft_metadata.image.metadata_image import MetadataImage
 from tests.support.one_broker import ME, OTHER, TOPIC, one_broker
 from tests.support.one_broker import image as plain_image
-from tests.support.stage_world import chunk
+from tests.support.stage_world import chunk, place_at
 from tests.support.waiting import until
 from tests.unit.test_stage_leader import Stage
 
@@ -57,13 +57,15 @@ class Peers:
 
 
 class Asker:
-    """A broker without replicas of stages, and the one that leads them."""
+    """A broker that reads stages, and the one that leads them."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.stages = Stages(stage.ports, stage.here.manager.led_epoch)
         self.peers = Peers(self.stages)
         self.image = image(1)
+        self.has_disk = False
+        """True: the broker that asks has a replica of the stage, too."""
         self.requests = StageRequests(
             stage.here.config,
             cast("Any", self.peers),
@@ -78,8 +80,8 @@ class Asker:
     async def existing(self, _name: str) -> Any:
         return self.image.topics[TOPIC]
 
-    def replica(self, _place: Any) -> None:
-        return None
+    def replica(self, place: Any) -> Any:
+        return self.stage.here.manager.replica(place) if self.has_disk else None
 
     def follow(self, new: MetadataImage) -> None:
         self.stage.here.manager.on_metadata_update(new)
@@ -117,10 +119,10 @@ async def test_rule_s9_parts_come_in_the_order_of_attempts_sequences_and_targets
     )
     assert not isinstance(parts, Missing)
     assert [(part.source, part.target.partition, part.rows) for part in parts] == [
-        (StagedPlace(STAGE, 3), 0, 1),
-        (StagedPlace(STAGE, 2), 0, 1),
-        (StagedPlace(STAGE, 0), 0, 1),
-        (StagedPlace(STAGE, 1), 1, 1),
+        (StagedPlace(STAGE, place_at(3)), 0, 1),
+        (StagedPlace(STAGE, place_at(2)), 0, 1),
+        (StagedPlace(STAGE, place_at(0)), 0, 1),
+        (StagedPlace(STAGE, place_at(1)), 1, 1),
     ]
     lacking = await asker.requests.parts(ID, (1, 0), [AttemptNamed("1.0", 3, 3)], 1_000)
     assert isinstance(lacking, Missing)
@@ -132,8 +134,8 @@ async def test_rule_s10_rows_come_from_the_stages_leader_and_are_gone_where_it_i
 ) -> None:
     for sequence in range(3):
         await asker.put(sequence, targets=2)
-    monkeypatch.setattr(module, "READ_BYTES_MAX", 1)  # each answer holds one record
-    places = [StagedPlace(STAGE, offset) for offset in (5, 0, 3, 0)]
+    monkeypatch.setattr(stage_leader, "ANSWER_BYTES_MAX", 1)  # each answer holds one record
+    places = [StagedPlace(STAGE, place_at(offset)) for offset in (5, 0, 3, 0)]
     before = len(asker.peers.kinds)
     rows = await asker.requests.rows_of(places)
     assert len(asker.peers.kinds) - before == 3
@@ -146,7 +148,7 @@ async def test_rule_s10_rows_come_from_the_stages_leader_and_are_gone_where_it_i
     rows = await asker.requests.rows_of(places)
     assert [one is None for one in rows] == [False, True, False, True]
     with pytest.raises(KafkaError) as caught:
-        await asker.requests.rows_of([StagedPlace(STAGE, 6)])
+        await asker.requests.rows_of([StagedPlace(STAGE, place_at(6))])
     assert caught.value.code is ErrorCode.OFFSET_NOT_AVAILABLE
 
 
@@ -157,8 +159,25 @@ async def test_a_place_that_holds_no_rows_any_more_is_an_error_that_may_be_asked
     asker.stage.proof.proven = False
     await asker.requests.parts(ID, (1, 0), [AttemptNamed("1.0", 1, 1)], 1_000)  # writes a probe
     with pytest.raises(KafkaError) as caught:
-        await asker.requests.rows_of([StagedPlace(STAGE, 0)])
+        await asker.requests.rows_of([StagedPlace(STAGE, place_at(0))])
     assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+@pytest.mark.parametrize("has_disk", [False, True])
+async def test_invariant_t7_another_record_at_the_offset_of_a_lost_one_is_not_taken_for_it(
+    asker: Asker, has_disk: bool
+) -> None:
+    """An unclean election gave the offset to a chunk that may not be decided."""
+    asker.follow(image(2))
+    await until(lambda: asker.stages.find(STAGE).is_ready)
+    await asker.put(0)
+    asker.has_disk = has_disk
+    before = len(asker.peers.kinds)
+    rows = await asker.requests.rows_of(
+        [StagedPlace(STAGE, place_at(0)), StagedPlace(STAGE, place_at(0, epoch=2))]
+    )
+    assert list(rows) == [None, chunk("a", 0).targets[0]]
+    assert len(asker.peers.kinds) - before == 1
 
 
 async def test_attempts_of_all_stages_are_listed(asker: Asker) -> None:
@@ -182,7 +201,7 @@ async def test_a_stage_is_led_by_the_newest_image(asker: Asker) -> None:
 
 
 async def test_a_malformed_request_of_a_broker_is_refused(asker: Asker) -> None:
-    for kind, head in ((21, {"key": []}), (24, {"partition": 0, "offsets": ["x"]})):
+    for kind, head in ((21, {"key": []}), (24, {"partition": 0, "places": ["x"]})):
         with pytest.raises(KafkaError) as caught:
             await asker.stages.answer(kind, head, b"")
         assert caught.value.code is ErrorCode.INVALID_REQUEST

@@ -9,9 +9,19 @@ from typing import Any, cast
 import pytest
 
 from broker.server.router import LeaderRouter
+from broker.server.transaction_apis import CommitRequest
 from broker.server.transactions import TransactionRequests
-from broker.transactions.messages import NO_GROUP, TransactionalId
+from broker.transactions.messages import (
+    NO_GROUP,
+    AttemptNamed,
+    LostRows,
+    ProducerPosition,
+    TransactionalId,
+    TransactionOutcome,
+    TransactionState,
+)
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.ids import PartitionId, TopicId
 from tests.support.one_broker import ME, TOPIC, image
 
 PRODUCER = TransactionalId(NO_GROUP, "teller")
@@ -56,3 +66,44 @@ async def test_rule_s12_no_attempt_is_made_behind_the_deadline() -> None:
         await requests.init(PRODUCER, 60_000)
     assert caught.value.outcome is Outcome.UNKNOWN
     assert here.attempts == 1
+
+
+class Decided(Standstill):
+    """A home that answers each commit with a state, and rows that are lost."""
+
+    def __init__(self, state: TransactionState) -> None:
+        super().__init__()
+        self.state = state
+
+    def static(self) -> Any:
+        return {}
+
+    async def answer_id(self, _request: object) -> TransactionOutcome:
+        lost = (LostRows(TOPIC, PartitionId(0), 7), LostRows(TopicId("gone"), PartitionId(3), 1))
+        return TransactionOutcome(epoch=3, number=8, state=self.state, lost=lost)
+
+
+async def commit_at(home: Decided) -> Any:
+    here = cast("Any", home)
+    router = LeaderRouter(here, here, here)
+    requests = TransactionRequests(here, router, here, here, here, here, here, here)
+    request = CommitRequest(
+        id=PRODUCER,
+        position=ProducerPosition(3, 8),
+        digest="d",
+        attempts=(AttemptNamed("3.8", 1, 9),),
+    )
+    return await requests.commit(request)
+
+
+async def test_rule_s3_a_commit_whose_rows_are_lost_is_no_success() -> None:
+    with pytest.raises(KafkaError) as caught:
+        await commit_at(Decided(TransactionState.COMPLETE))
+    error = caught.value
+    assert (error.code, error.outcome) == (ErrorCode.DECIDED_ROWS_LOST, Outcome.UNKNOWN)
+    assert error.message == (
+        "an unclean election of a stage lost 7 rows for partition 0 of t, 1 rows for partition 3 "
+        "of gone; everything else of position 3.8 is committed"
+    )
+    waiting = await commit_at(Decided(TransactionState.COMMITTING))
+    assert len(waiting.outcome.lost) == 2, "it is not over: it is asked for again"

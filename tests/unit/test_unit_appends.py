@@ -41,6 +41,7 @@ def unit(number: int, values: list[object], **fields: object) -> DecidedUnit:
     body = orjson.dumps({"records": [{"value": value, **fields} for value in values]})
     return DecidedUnit(
         number=RowNumber(number),
+        rows=len(values),
         records=decode_records(body),
         key_format=RecordFormat.JSON,
         value_format=RecordFormat.JSON,

@@ -118,6 +118,7 @@ _BY_REST_CODE: Final[Mapping[int, int]] = {
     RestCode.BATCH: ErrorCode.INVALID_REQUEST.number,
     RestCode.KAFKA_ERROR: ErrorCode.UNKNOWN_SERVER_ERROR.number,
     RestCode.KAFKA_RETRIABLE_ERROR: ErrorCode.LEADER_NOT_AVAILABLE.number,
+    RestCode.DECIDED_ROWS_LOST: ErrorCode.UNKNOWN_SERVER_ERROR.number,
     RestCode.BROKER_NOT_AVAILABLE: ErrorCode.BROKER_NOT_AVAILABLE.number,
 }
 """Kafka's number of each code of an answer."""

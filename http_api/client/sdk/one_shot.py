@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from http_api.client.calls import Call, Request
-from http_api.client.client_errors import CommittingError, InvalidRecordError, QuorumlogError
+from http_api.client.client_errors import (
+    ApiError,
+    CommittingError,
+    InvalidRecordError,
+    QuorumlogError,
+)
 from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywords
 from http_api.client.sdk.record_fields import RecordEncoder, check_partition
@@ -29,6 +34,7 @@ from http_api.client.transaction_calls import (
     stage,
 )
 from http_api.client.transaction_calls import transact as transact_call
+from http_api.contract.errors import RestCode
 
 if TYPE_CHECKING:
     from http_api.client.transaction_calls import TransactionRows
@@ -72,6 +78,7 @@ def transact(
     Raises:
         CommittingError: It is committed, and not all can be read in time.
         OutcomeUnknownError: It is not known in time if it is committed: repeat it under its key.
+        ApiError: With the code 50004: it is committed, and rows of it are lost.
         QuorumlogError: It was refused.
     """
     config, context = _context(settings)
@@ -187,7 +194,12 @@ def _steps(
             )
             yield from _stage(ask, staging, chunk)
     content = transaction.freeze(attempt_id)
-    result = yield from _decide(ask, cluster_id, content, key, group)
+    try:
+        result = yield from _decide(ask, cluster_id, content, key, group)
+    except ApiError as error:
+        if error.code == RestCode.DECIDED_ROWS_LOST:
+            transaction.note_offsets()
+        raise
     for _ in transaction.committed(result):
         pass  # tells the consumer of its new offsets; no row has a callback
     return result

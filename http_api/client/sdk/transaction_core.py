@@ -352,6 +352,7 @@ class TransactionCore:
             CommittingError: Decided; not all rows can be read in time.
             OutcomeUnknownError: Not known in time; repeat it, or abort.
             FencedError: Another producer has the id; this one is over.
+            ApiError: With the code 50004: it is committed, and rows of it are lost.
             QuorumlogError: It was refused. Abort, unless the error is ``retriable``.
         """
         with self._call():
@@ -469,6 +470,11 @@ class TransactionCore:
     def _refused(self, error: QuorumlogError) -> QuorumlogError:
         """Take the error of a commit, and return the one to raise."""
         transaction = self.transaction
+        if error.code == RestCode.DECIDED_ROWS_LOST:
+            transaction.note_offsets()
+            self._next()
+            self._failed = (transaction, error)
+            return error
         if self.state is TransactionPhase.DECIDED and error.code not in _OVER:
             return CommittingError(f"committed; it is not known if all can be read: {error}")
         if error.code in _OVER:

@@ -251,13 +251,17 @@ class OpenTransaction:
             )
         return self.content
 
+    def note_offsets(self) -> None:
+        """Tell the consumer of its new offsets, which are committed."""
+        if self.group is not None and self.group.member_id is None:
+            self.group.expected.update({place: one.offset for place, one in self.offsets.items()})
+
     def committed(self, result: TransactionResult | None) -> Iterator[Delivery]:
         """Return the callbacks of a commit; None: its answer says no offsets.
 
         The consumer is told of its new offsets.
         """
-        if self.group is not None and self.group.member_id is None:
-            self.group.expected.update({place: one.offset for place, one in self.offsets.items()})
+        self.note_offsets()
         bases: Mapping[Place, int | None] = {}
         if result is not None:
             bases = {(one.topic or "", one.partition): one.base_offset for one in result.partitions}

@@ -116,6 +116,7 @@ def _examples(group: str | None) -> tuple[dict[str, Any], dict[str, Any], dict[s
         partitions=(_PLACED,),
         pending=(),
         dropped=(),
+        lost=(),
     )
     unplaced = replace(_PLACED, base_offset=None)
     waiting = replace(done, state="committing", partitions=(unplaced,), pending=(_WAITING,))
@@ -130,6 +131,7 @@ def _examples(group: str | None) -> tuple[dict[str, Any], dict[str, Any], dict[s
         partitions=(_PLACED,),
         pending=(),
         dropped=(),
+        lost=(),
         attempts=(
             AttemptInfo(
                 attempt_id="3.7",
@@ -238,6 +240,7 @@ _FENCE: Final = (
 _COMMITTING: Final = (
     *_FENCE,
     RestCode.STAGE_INCOMPLETE,
+    RestCode.DECIDED_ROWS_LOST,
     RestCode.TRANSACTION_ABORTED,
     RestCode.OFFSET_NOT_EXPECTED,
     RestCode.ILLEGAL_STATE,

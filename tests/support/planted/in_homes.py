@@ -51,7 +51,7 @@ def _patch_may_go(patch: Patch, change: Callable[[HomeState, ChunkPlaced, Any], 
 def _is_named(home: HomeState, chunk: ChunkPlaced) -> bool:
     last = home.newest.get(chunk.id)
     return last is not None and any(
-        home_decisions._is_within(unit.source, chunk) for unit in last.units
+        home_decisions._record_in(unit.source, chunk) is not None for unit in last.units
     )
 
 
@@ -258,4 +258,6 @@ def _move_without_horizon(patch: Patch) -> None:
 
 @home_fault("rule S10: of a moved chunk only the first record is named at its new place", "T8")
 def _move_of_the_first_record(patch: Patch) -> None:
-    patch.setattr(home_decisions, "_is_within", lambda source, chunk: source == chunk.place)
+    patch.setattr(
+        home_decisions, "_record_in", lambda source, chunk: 0 if source == chunk.place else None
+    )

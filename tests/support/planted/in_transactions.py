@@ -11,14 +11,16 @@ from broker.coordinator.completion import Completion, OpenDecision
 from broker.coordinator.home import Home
 from broker.coordinator.records import ShardRecord
 from broker.coordinator.runtime import ShardRuntime
+from broker.log.partition_log import PartitionLog
 from broker.log.unit_check import Take
 from broker.server import stage_leader, unit_appends
 from broker.server.stage_leader import StageLeader
 from broker.server.transaction_ports import Targets
 from broker.server.unit_appends import UnitAppends
+from broker.transactions.chunk_records import rows_in
 from broker.transactions.home_messages import ApplyUnits
 from broker.transactions.home_records import Target, TransactionKey
-from broker.transactions.messages import TransactionState
+from broker.transactions.messages import LogPlace, TargetRows, TransactionState
 from tests.support.planted.registry import Patch, transaction_fault
 from tests.support.transaction_logs import HomeLog, ReplicatedLog
 
@@ -145,7 +147,7 @@ def _units_part(patch: Patch) -> None:
     patch.setattr(Completion, "_next_request", next_request)
 
 
-@transaction_fault("rule S5: whoever starts over is told of no home", "S5", "T10", "T11", first=9)
+@transaction_fault("rule S5: whoever starts over is told of no home", "S5", "T10", "T11", first=505)
 def _start_over_empty(patch: Patch) -> None:
     real = ReplicatedLog.trim
 
@@ -181,6 +183,15 @@ def _stage_no_unproven(patch: Patch) -> None:
 @transaction_fault("rule S9: a new leader of a stage does not know what its log holds", "S9")
 def _index_forgotten(patch: Patch) -> None:
     patch.setattr(stage_leader, "decode_head", lambda _: None)
+
+
+@transaction_fault("rule S10: a stage's records are told by their offsets alone", "T7", first=690)
+def _places_without_epochs(patch: Patch) -> None:
+    def rows_at(log: PartitionLog, place: LogPlace) -> TargetRows:
+        (piece, *_) = log.read(place.offset, 1, place.offset + 1)
+        return rows_in(bytes(piece.lines)[:-1])
+
+    patch.setattr(stage_leader, "rows_at", rows_at)
 
 
 @transaction_fault("rule S11: deleted is judged by any image", "T6", "S5", "S2", first=144)

@@ -44,6 +44,7 @@ from http_api.contract.transaction_resources import (
     AttemptInfo,
     DecidedPosition,
     DroppedPartition,
+    LostPartition,
     PlacedPartition,
     ProducerLife,
     TransactionInfo,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from broker.server.transaction_apis import Committed
     from broker.transactions.messages import (
         LastPosition,
+        LostRows,
         PendingTarget,
         PlacedRows,
         Position,
@@ -362,6 +364,7 @@ def result_of(image: MetadataImage, id_: TransactionalId, found: Committed) -> T
         partitions=_placed(image, outcome.placed),
         pending=_pending(image, outcome.pending),
         dropped=_dropped(outcome.dropped),
+        lost=_lost(image, outcome.lost),
     )
 
 
@@ -378,6 +381,7 @@ def info_of(image: MetadataImage, found: TransactionDescription) -> TransactionI
         partitions=_placed(image, found.placed),
         pending=_pending(image, found.pending),
         dropped=_dropped(found.dropped),
+        lost=_lost(image, found.lost),
         attempts=tuple(
             AttemptInfo(
                 attempt_id=one.attempt_id,
@@ -431,3 +435,15 @@ def _pending(
 
 def _dropped(found: tuple[tuple[TopicId, PartitionId], ...]) -> tuple[DroppedPartition, ...]:
     return tuple(DroppedPartition(topic_id, number) for topic_id, number in found)
+
+
+def _lost(image: MetadataImage, found: tuple[LostRows, ...]) -> tuple[LostPartition, ...]:
+    return tuple(
+        LostPartition(
+            topic=_name(image, one.topic_id),
+            topic_id=one.topic_id,
+            partition=one.partition,
+            rows=one.rows,
+        )
+        for one in found
+    )
