@@ -116,7 +116,10 @@ def init(
 
 def last_position(last: TransactionValue | None) -> LastPosition | None:
     """Return the newest position of an id as clients hear of it."""
-    return None if last is None else LastPosition(last.epoch, last.number, last.state)
+    if last is None:
+        return None
+    lost = lost_rows(last, ()) if last.is_open else last.lost
+    return LastPosition(last.epoch, last.number, last.state, sum(one.rows for one in lost))
 
 
 # commit

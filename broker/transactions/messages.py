@@ -201,6 +201,8 @@ class LastPosition(NamedTuple):
     epoch: int
     number: int
     state: TransactionState
+    lost_rows: int = 0
+    """Decided rows that are nowhere: then it is not all there (rule S3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,8 @@ class DecidedPosition:
     number: int
     state: str
     """committing | complete | aborted."""
+    lost_rows: int = 0
+    """Rows of it that an unclean election took: it is decided, and not all of it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +197,9 @@ def info_of(row: Mapping[str, Any]) -> TransactionInfo:
 
 def _last(row: Mapping[str, Any]) -> DecidedPosition | None:
     last = row["last"]
-    return None if last is None else DecidedPosition(last["epoch"], last["number"], last["state"])
+    if last is None:
+        return None
+    return DecidedPosition(last["epoch"], last["number"], last["state"], last["lost_rows"])
 
 
 def _placed(row: Mapping[str, Any]) -> tuple[PlacedPartition, ...]:

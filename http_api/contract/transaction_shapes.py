@@ -103,7 +103,12 @@ def _resource(links: Links, kind: str, id_: str, group: str | None) -> JsonObjec
 def _last(found: DecidedPosition | None) -> JsonObject | None:
     if found is None:
         return None
-    return {"epoch": found.epoch, "number": found.number, "state": found.state}
+    return {
+        "epoch": found.epoch,
+        "number": found.number,
+        "state": found.state,
+        "lost_rows": found.lost_rows,
+    }
 
 
 def _placed(found: tuple[PlacedPartition, ...]) -> list[dict[str, Any]]:

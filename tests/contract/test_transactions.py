@@ -247,7 +247,7 @@ async def test_a_commit_names_its_position(
 
 
 async def test_an_init_tells_the_fate_of_the_last_life(door: Door) -> None:
-    last = LastPosition(3, 6, TransactionState.COMMITTING)
+    last = LastPosition(3, 6, TransactionState.COMMITTING, 4)
     door.apis.transactions.answers["init"] = ProducerInitialized(
         epoch=4, last=last, forgotten_to_epoch=1
     )
@@ -267,7 +267,7 @@ async def test_an_init_tells_the_fate_of_the_last_life(door: Door) -> None:
             "transaction_id": "billing-1",
             "group_id": "pilots",
             "epoch": 4,
-            "last": {"epoch": 3, "number": 6, "state": "committing"},
+            "last": {"epoch": 3, "number": 6, "state": "committing", "lost_rows": 4},
             "forgotten_to_epoch": 1,
         },
     )
@@ -327,7 +327,7 @@ async def test_an_id_is_described(door: Door) -> None:
     found = answer.json
     assert (found["transaction_id"], found["group_id"]) == ("billing-1", "pilots")
     assert (found["epoch"], found["state"], found["member_id"]) == (3, "staging", "m1")
-    assert found["last"] == {"epoch": 3, "number": 6, "state": "complete"}
+    assert found["last"] == {"epoch": 3, "number": 6, "state": "complete", "lost_rows": 0}
     assert found["attempts"] == [
         {
             "attempt_id": "3.7",

@@ -360,7 +360,8 @@ def show_answer(answer: CommitAnswer) -> str:
 
 def show_last(last: LastPosition) -> str:
     """Return a last position in words."""
-    return f"{last.epoch}.{last.number} {last.state.value}"
+    lost = f" without {last.lost_rows} rows" if last.lost_rows else ""
+    return f"{last.epoch}.{last.number} {last.state.value}{lost}"
 
 
 def show_record(record: HomeRecord) -> str:

@@ -397,6 +397,19 @@ def test_rule_s10_rows_that_are_nowhere_are_recorded_with_their_decision() -> No
     """)
 
 
+def test_rule_s3_the_next_life_of_a_producer_hears_of_lost_rows() -> None:
+    """It takes a decided position for one that is there, as a whole."""
+    check("""
+        init p                  -> epoch 1 | epoch p 1
+        commit p 1.0 A a2@6 b1@7 -> decided \
+            | txn p 1.0 committing A a:0+2@6 b:0+1@7, next a 2, next b 1
+        lose p @6               -> done | txn p 1.0 committing A a:0+2@lost b:0+1@7
+        init p                  -> epoch 2, last 1.0 committing without 2 rows | epoch p 2
+        complete p b=0          -> done | txn p 1.0 complete A b=0 lost:a+2
+        init p                  -> epoch 3, last 1.0 complete without 2 rows | epoch p 3
+    """)
+
+
 def test_rule_s10_rows_of_a_deleted_topic_are_not_told_as_lost() -> None:
     check("""
         commit n #1 A a2@6 b1@7 -> decided \

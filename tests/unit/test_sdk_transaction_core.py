@@ -155,7 +155,7 @@ class HomeStandIn:
             epoch = self.epochs[group] = self.epochs.get(group, 0) + 1
             names = ("epoch", "number", "state")
             last = self.last.get(group)
-            known = None if last is None else dict(zip(names, last, strict=True))
+            known = None if last is None else dict(zip(names, last, strict=True), lost_rows=0)
             row = {"transaction_id": "t", "group_id": group, "epoch": epoch, "last": known}
             return 200, row | {"forgotten_to_epoch": 0}
         at = (group, body["epoch"], body["number"])

@@ -406,7 +406,9 @@ def _name(image: MetadataImage, topic_id: TopicId) -> str | None:
 
 
 def _last(found: LastPosition | None) -> DecidedPosition | None:
-    return None if found is None else DecidedPosition(found.epoch, found.number, found.state.value)
+    if found is None:
+        return None
+    return DecidedPosition(found.epoch, found.number, found.state.value, found.lost_rows)
 
 
 def _placed(image: MetadataImage, found: tuple[PlacedRows, ...]) -> tuple[PlacedPartition, ...]:
