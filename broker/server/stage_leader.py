@@ -40,6 +40,7 @@ from broker.transactions.stage_index import (
 from broker.transactions.stage_messages import StatusQuestion, Word
 from broker.transactions.stage_trimming import (
     TrimRound,
+    last_questions,
     log_start_of,
     next_moves,
     next_questions,
@@ -341,7 +342,7 @@ class StageLeader:
             for place in moves:
                 await self._move(place)
                 trim_round.kept.discard((place.chunk.key.id, place.chunk.key.attempt_id))
-            self._advance()
+            await self._advance()
             await self._forget()
             await asyncio.sleep(0)
             if not wave and not moves and trim_round.cursor >= len(index.attempts):
@@ -401,8 +402,12 @@ class StageLeader:
             age_ms = monotonic_ms - self._doubted.setdefault(place.base, monotonic_ms)
         return age_ms > self._ports.settings().age_max_ms
 
-    def _advance(self) -> None:
-        """Move the log start to the first place that is left, if that frees enough."""
+    async def _advance(self) -> None:
+        """Move the log start to the first place that is left, if that frees enough.
+
+        Before, each home is told: it names nothing below any more, and has not done so since it
+        let the places go (rule S10).
+        """
         replica, index = self._leading(), self._index
         start = log_start_of(index, replica.partition.high_watermark)
         log = replica.log
@@ -416,7 +421,11 @@ class StageLeader:
                 break
             freed += place.stored_bytes
         now_ms = self._ports.clock.monotonic_ms()
-        if freed >= TRIM_BYTES_MIN or now_ms - self._trimmed_ms >= TRIM_REST_MS:
+        if freed < TRIM_BYTES_MIN and now_ms - self._trimmed_ms < TRIM_REST_MS:
+            return
+        questions = last_questions(index, self.place.partition, start)
+        words = await asyncio.gather(*map(self._word, questions))
+        if all(word is Word.GONE for word in words):
             self._trimmed_ms = now_ms
             self._ports.trimming.move_log_start(self.place, self.epoch, start)
 

@@ -408,6 +408,9 @@ class ChunkPlaced:
     """Its new place, where its records stand once more, in the same order, and are committed."""
     is_aged: bool = False
     """True if it is older than ``transaction.max.age.ms``."""
+    is_passed: bool = False
+    """True if the stage is about to trim it, and all older chunks of this home, which were let go:
+    nothing that it still names of this home is older."""
 
 
 def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
@@ -416,6 +419,8 @@ def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
     It is asked of the first chunk that is left of this home in its stage only, because a horizon
     must not pass what is alive.
     """
+    if chunk.is_passed:
+        return _may_pass(home, chunk)
     last = home.newest.get(chunk.id)
     key = TransactionKey(*chunk.id)
     if last is not None and any(_is_within(unit.source, chunk) for unit in last.units):
@@ -439,6 +444,23 @@ def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
     if chunk.copy is None and not chunk.is_aged:
         return False, ()
     return True, (HomeRecord(HorizonKey(stage), NumberValue(offset + chunk.records)),)
+
+
+def _may_pass(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
+    """Raise the horizon behind a chunk that is about to be trimmed.
+
+    The word that let a chunk go as over holds only until its position is forgotten: a commit that
+    comes then, or that asked the stage before, may name it again, and may be decided already.
+    """
+    stage, end = chunk.place.stage, chunk.place.offset + chunk.records
+    for id_ in home.open:
+        for unit in home.newest[id_].units:
+            source = unit.source
+            if isinstance(source, StagedPlace) and source.stage == stage and source.offset < end:
+                return False, ()
+    if end <= home.horizons.get(stage, 0):
+        return True, ()
+    return True, (HomeRecord(HorizonKey(stage), NumberValue(end)),)
 
 
 def _is_within(source: int | StagedPlace, chunk: ChunkPlaced) -> bool:

@@ -68,6 +68,9 @@ class StatusQuestion:
     is_aged: bool = False
     """True if the place is older than `transaction.max.age.ms`. Only of the first place that is
     left of its home."""
+    is_passed: bool = False
+    """True for the last question before the log start passes the place: it and all older places of
+    its home were let go."""
 
 
 class Word(Enum):
@@ -259,6 +262,7 @@ def encode_status(question: StatusQuestion) -> StageBody:
             "records": question.records,
             "copy": question.copy,
             "is_aged": question.is_aged,
+            "is_passed": question.is_passed,
         }
     )
 
@@ -275,6 +279,7 @@ def decode_status(head: dict[str, Any]) -> StatusQuestion:
         records=head["records"],
         copy=head["copy"],
         is_aged=head["is_aged"],
+        is_passed=head["is_passed"],
     )
 
 

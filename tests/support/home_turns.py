@@ -295,7 +295,7 @@ def _run(turns: HomeTurns, command: str) -> str:
             turns.now_ms += int(by_ms)
             turns.forget_by_age()
             return "checked"
-        case "ask", [name, at, place, *is_aged]:
+        case "ask", [name, at, place, *flags]:
             position = position_of(at, options)
             copy = options.get("copy")
             chunk = ChunkPlaced(
@@ -305,7 +305,8 @@ def _run(turns: HomeTurns, command: str) -> str:
                 place=StagedPlace(STAGE, int(place[1:])),
                 records=int(options.get("records", "1")),
                 copy=None if copy is None else StagedPlace(STAGE, int(copy[1:])),
-                is_aged=bool(is_aged),
+                is_aged="aged" in flags,
+                is_passed="passed" in flags,
             )
             return "may go" if turns.may_go(chunk) else "stays"
         case "load", []:

@@ -536,6 +536,7 @@ class Node:
             records=question.records,
             copy=None if question.copy is None else StagedPlace(question.partition, question.copy),
             is_aged=question.is_aged,
+            is_passed=question.is_passed,
         )
         name = "home-0" if question.id.group == "" else "group-0"
 

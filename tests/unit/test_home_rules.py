@@ -425,6 +425,34 @@ def test_rule_s10_chunks_of_what_is_over_or_fenced_may_go() -> None:
     """)
 
 
+def test_rule_s10_what_was_let_go_is_named_again_where_its_position_is_forgotten() -> None:
+    """The commit asked its stage before, or a leader that lacks the word: it is not trimmed."""
+    check("""
+        commit n #5 A a1@6     -> decided | txn n 0.5 committing A run=r1 a:0+1@6, next a 1
+        complete n a=0         -> done    | txn n 0.5 complete A run=r1 a=0
+        ask n #5 @9 records=2  -> may go
+        forget n               -> forgotten | no txn n
+        commit n #5 B a1@9 b1@10 -> decided \
+            | txn n 0.5 committing B run=r1 a:1+1@9 b:0+1@10, next a 2, next b 1
+        ask n #5 @8 passed     -> may go | horizon 9
+        ask n #5 @9 records=2 passed -> stays
+        complete n a=1 b=0     -> done   | txn n 0.5 complete B run=r1 a=1 b=0
+        ask n #5 @9 records=2 passed -> may go | horizon 11
+        ask n #5 @6 passed     -> may go
+    """)
+
+
+def test_rule_s10_what_was_trimmed_is_not_named_where_its_position_is_forgotten() -> None:
+    check("""
+        commit n #5 A a1@6 -> decided   | txn n 0.5 committing A run=r1 a:0+1@6, next a 1
+        complete n a=0     -> done      | txn n 0.5 complete A run=r1 a=0
+        ask n #5 @9        -> may go
+        ask n #5 @9 passed -> may go    | horizon 10
+        forget n           -> forgotten | no txn n
+        commit n #5 B a1@9 -> below the horizon
+    """)
+
+
 def test_rule_s10_a_numbered_chunk_knows_no_fence() -> None:
     """A producer's epochs say nothing of an id without epochs."""
     turns = HomeTurns()
