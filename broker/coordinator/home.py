@@ -36,6 +36,7 @@ from broker.transactions.home_decisions import (
     MustWait,
     Part,
     Records,
+    StagedParts,
 )
 from broker.transactions.home_messages import (
     AbortPosition,
@@ -87,7 +88,7 @@ class StagePort(Protocol):
         at: tuple[int, int],
         attempts: Sequence[AttemptNamed],
         timeout_ms: int,
-    ) -> Sequence[Part] | Missing:
+    ) -> StagedParts | Missing:
         """Return the committed parts of all attempts: in the order named, chunk by chunk."""
         ...
 
@@ -279,10 +280,10 @@ class Home:
             text = "a transaction commits offsets under the group that they belong to"
             raise KafkaError(ErrorCode.INVALID_REQUEST, text)
         prepared: object = None
-        parts: Sequence[Part] | Missing | None = None
+        parts: StagedParts | Missing | None = None
         if not request.attempts:
-            parts = _inline_parts(request)
-            await self._ports.image.know([part.target for part in parts])
+            parts = StagedParts(_inline_parts(request))
+            await self._ports.image.know([part.target for part in parts.parts])
         rounds = 0
         while True:
             judge = partial(
@@ -311,7 +312,7 @@ class Home:
                         request.id, content.at, request.attempts, left_ms
                     )
                     if not isinstance(parts, Missing):
-                        await self._ports.image.know([part.target for part in parts])
+                        await self._ports.image.know([part.target for part in parts.parts])
 
     async def _settled(self, verdict: Decided) -> None:
         """Wait until all that the answer rests on is committed (rule G1).
@@ -331,7 +332,7 @@ class Home:
         home: HomeState,
         *,
         request: CommitPosition,
-        parts: Sequence[Part] | Missing | None,
+        parts: StagedParts | Missing | None,
         prepared: object,
         deadline_ms: int,
     ) -> tuple[Decided | MustWait | _NeedsOffsets | _NeedsParts, Records]:
@@ -352,19 +353,21 @@ class Home:
             return _NeedsParts(), ()
         if isinstance(parts, Missing):
             raise KafkaError(ErrorCode.STAGE_INCOMPLETE, parts.reason)
-        if home_decisions.is_below_horizon(home, parts):
+        if home_decisions.is_below_horizon(home, parts.parts):
             return _NeedsParts(), ()
         if self._now_ms() > deadline_ms:
             # A repeat may have been decided, and be forgotten by now (rule S12).
             text = "its time was over before it could be decided"
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text, outcome=Outcome.NOT_WRITTEN)
-        for target in dict.fromkeys(part.target for part in parts):
+        for target in dict.fromkeys(part.target for part in parts.parts):
             self._ports.image.check_able(target)
         decision = Decision(
             content=content,
             numbering=self._numbering,
             metadata_offset=self._ports.image.metadata_offset,
-            parts=parts,
+            parts=parts.parts,
+            chunks=sum(attempt.chunks for attempt in request.attempts),
+            staged_bytes=parts.size_bytes,
             inline=request.inline,
             layout=request.layout,
             now_ms=state.trusted_ms,

@@ -228,6 +228,13 @@ class Part(NamedTuple):
     source: int | StagedPlace
 
 
+class StagedParts(NamedTuple):
+    """The parts of all attempts of a commit, and the bytes of their rows."""
+
+    parts: Sequence[Part]
+    size_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """All that a decision adds to the position that it decides."""
@@ -236,6 +243,10 @@ class Decision:
     numbering: int
     metadata_offset: int
     parts: Sequence[Part]
+    chunks: int = 0
+    """Chunks of all attempts, if the rows are staged."""
+    staged_bytes: int = 0
+    """Bytes of their rows."""
     inline: tuple[TargetRows, ...] = ()
     layout: int = 0
     now_ms: int | None = None
@@ -299,14 +310,25 @@ def _number_of(after: int, rows: int) -> int:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, str(error)) from error
 
 
-def _check_room(home: HomeState, decision: Decision, limits: HomeLimits) -> None:
-    id_, targets = decision.content.id, {target for target, _, _ in decision.parts}
+def _check_size(decision: Decision, limits: HomeLimits) -> None:
+    """Refuse a transaction that is too large, all attempts of the commit together."""
+    targets = {target for target, _, _ in decision.parts}
+    for count, of_what, most, name in (
+        (len(targets), "partitions", limits.partitions_max, "transaction.max.partitions"),
+        (decision.chunks, "chunks", limits.chunks_max, "transaction.max.chunks"),
+        (decision.staged_bytes, "bytes", limits.bytes_max, "transaction.max.bytes"),
+    ):
+        if count > most:
+            text = f"{count} {of_what}, {name} is {most}"
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
     if len(decision.parts) > UNITS_MAX:
         text = f"{len(decision.parts)} parts of chunks, at most {UNITS_MAX}: stage larger chunks"
         raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
-    if len(targets) > limits.partitions_max:
-        text = f"{len(targets)} partitions, transaction.max.partitions is {limits.partitions_max}"
-        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
+
+
+def _check_room(home: HomeState, decision: Decision, limits: HomeLimits) -> None:
+    _check_size(decision, limits)
+    id_, targets = decision.content.id, {target for target, _, _ in decision.parts}
     if id_ not in home.newest:
         if id_.is_key and len(home.keys) + len(home.once) >= limits.keys_max:
             text = f"idempotency.keys.max ({limits.keys_max}) is reached at this home"

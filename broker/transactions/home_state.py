@@ -45,6 +45,10 @@ class HomeLimits:
     """``transactional.id.expiration.ms``, of a producer's id without use."""
     partitions_max: int = 1_000
     """``transaction.max.partitions``."""
+    chunks_max: int = 10_000
+    """``transaction.max.chunks``, of all attempts of a commit together."""
+    bytes_max: int = 1 << 30
+    """``transaction.max.bytes``, of all attempts together."""
 
 
 @dataclass(slots=True, eq=False)

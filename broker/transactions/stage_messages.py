@@ -224,7 +224,12 @@ def encode_refs(found: Iterable[AttemptRefs]) -> StageBody:
     return StageBody(
         {
             "attempts": [
-                [one.attempt_id, one.missing, [[ref.offset, *ref.target] for ref in one.refs]]
+                [
+                    one.attempt_id,
+                    one.missing,
+                    [[ref.offset, *ref.target] for ref in one.refs],
+                    one.size_bytes,
+                ]
                 for one in found
             ]
         }
@@ -241,8 +246,9 @@ def decode_refs(head: dict[str, Any]) -> tuple[AttemptRefs, ...]:
                 StagedRef(offset, TargetPart(TopicId(topic_id), PartitionId(partition), rows))
                 for offset, topic_id, partition, rows in refs
             ),
+            size_bytes=size_bytes,
         )
-        for attempt_id, missing, refs in head["attempts"]
+        for attempt_id, missing, refs, size_bytes in head["attempts"]
     )
 
 

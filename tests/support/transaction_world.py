@@ -32,7 +32,7 @@ from broker.record.numbering import HomeKind, make_numbering, row_of_claim
 from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, rows_at
 from broker.server.transaction_ports import Targets
 from broker.server.unit_appends import UnitAppends
-from broker.transactions.home_decisions import ChunkPlaced, Part
+from broker.transactions.home_decisions import ChunkPlaced, Part, StagedParts
 from broker.transactions.home_messages import (
     ApplyAnswer,
     ApplyUnits,
@@ -482,7 +482,7 @@ class Node:
 
     async def parts(
         self, id_: TransactionalId, at: tuple[int, int], attempts: Sequence[AttemptNamed], _: int
-    ) -> Sequence[Part] | Missing:
+    ) -> StagedParts | Missing:
         """Ask the stage's leader for the chunks of attempts."""
         request = FindRefs(
             partition=PartitionId(0), id=id_, epoch=at[0], number=at[1], attempts=tuple(attempts)
@@ -495,7 +495,7 @@ class Node:
         for one in found:
             if one.missing is not None:
                 return Missing(one.missing)
-        return [
+        parts = [
             Part(
                 Target(ref.target.topic_id, ref.target.partition),
                 ref.target.rows,
@@ -504,6 +504,7 @@ class Node:
             for one in found
             for ref in one.refs
         ]
+        return StagedParts(parts, sum(one.size_bytes for one in found))
 
     async def rows_of(self, places: Sequence[StagedPlace]) -> Sequence[TargetRows | None]:
         """Read staged rows: the committed ones are the same on every disk."""

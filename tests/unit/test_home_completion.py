@@ -15,7 +15,7 @@ from broker.coordinator.shard import Shard
 from broker.coordinator.transaction_shard import TransactionShard
 from broker.record.batch import RecordFormat
 from broker.record.numbering import HomeKind, make_numbering
-from broker.transactions.home_decisions import Part
+from broker.transactions.home_decisions import Part, StagedParts
 from broker.transactions.home_messages import (
     AbortPosition,
     ApplyAnswer,
@@ -31,6 +31,7 @@ from broker.transactions.messages import (
     NO_GROUP,
     AttemptNamed,
     KeyPosition,
+    NumberedPosition,
     ProducerPosition,
     TargetRows,
     TransactionalId,
@@ -101,13 +102,13 @@ class Image:
 class Stages:
     """Stages that find what a test puts here."""
 
-    found: list[Part] | Missing = field(default_factory=lambda: Missing("0 of 1 chunks"))
+    found: StagedParts | Missing = field(default_factory=lambda: Missing("0 of 1 chunks"))
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def parts(
         self, id_: TransactionalId, at: tuple[int, int], attempts: object, timeout_ms: int
-    ) -> list[Part] | Missing:
+    ) -> StagedParts | Missing:
         self.asked.set()
         await self.may_answer.wait()
         return self.found
@@ -381,7 +382,7 @@ async def test_rule_s6_a_fence_that_comes_while_stages_are_asked_is_met() -> Non
         led = await here.lead()
         producer = TransactionalId(NO_GROUP, "p")
         await led.home.answer(InitId(id=producer, timeout_ms=1_000))
-        here.stages.found = [Part(DEBITS, 1, 0)]
+        here.stages.found = StagedParts([Part(DEBITS, 1, 0)])
         commit = CommitPosition(
             id=producer,
             timeout_ms=1_000,
@@ -397,6 +398,57 @@ async def test_rule_s6_a_fence_that_comes_while_stages_are_asked_is_met() -> Non
             await asking
         assert fenced.value.code is ErrorCode.PRODUCER_FENCED
         assert here.targets.asked == []
+
+
+@pytest.mark.parametrize(
+    ("chunks", "size_bytes", "limit"),
+    [
+        (5_001, 1 << 29, "transaction.max.chunks"),
+        (5_000, (1 << 30) + 1, "transaction.max.bytes"),
+        (5_000, 1 << 30, None),
+    ],
+)
+async def test_limits_of_a_transaction_hold_for_all_attempts_of_a_commit_together(
+    chunks: int, size_bytes: int, limit: str | None
+) -> None:
+    """Each stage sees its own attempts only."""
+    async with world() as here:
+        led = await here.lead()
+        here.stages.found = StagedParts([], size_bytes)
+        here.stages.may_answer.set()
+        attempts = tuple(AttemptNamed(name, chunks, chunks) for name in ("a", "b"))
+        commit = CommitPosition(
+            id=TransactionalId(NO_GROUP, "job"),
+            timeout_ms=1_000,
+            position=NumberedPosition(0, "r", None),
+            digest="x",
+            attempts=attempts,
+        )
+        if limit is None:
+            assert (await led.home.answer(commit)).state is TransactionState.COMPLETE
+            return
+        with pytest.raises(KafkaError, match=limit) as refused:
+            await led.home.answer(commit)
+        assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
+        assert refused.value.outcome is Outcome.NOT_WRITTEN
+        assert not here.log.entries
+
+
+async def test_one_name_under_two_groups_is_two_ids() -> None:
+    async with world() as here:
+        led = await here.lead()
+        for group in ("a", "b"):
+            told = await led.home.answer(
+                CommitPosition(
+                    id=TransactionalId(GroupId(group), "job"),
+                    timeout_ms=1_000,
+                    position=NumberedPosition(4, "r", None),
+                    digest=group,
+                    inline=(rows(DEBITS, 1),),
+                )
+            )
+            assert (told.state, told.already) == (TransactionState.COMPLETE, False)
+        assert len(here.targets.rows[DEBITS]) == 2
 
 
 async def test_rule_s9_missing_chunks_are_told_after_a_second_look_at_the_position() -> None:
@@ -446,7 +498,7 @@ async def test_rule_s12_nothing_is_decided_behind_the_deadline(
     """The broker stood still while a stage was asked: the key may be forgotten meanwhile."""
     async with world() as here:
         led = await here.lead()
-        here.stages.found = [Part(DEBITS, 1, StagedPlace(PartitionId(0), 0))]
+        here.stages.found = StagedParts([Part(DEBITS, 1, StagedPlace(PartitionId(0), 0))])
         request = replace(one_shot("a"), attempts=(AttemptNamed("1.0", 1, 1),))
         late = asyncio.create_task(led.home.answer(request))
         await here.stages.asked.wait()
