@@ -46,7 +46,7 @@ from broker.transactions.home_messages import (
     HomeRequest,
     InitId,
 )
-from broker.transactions.home_records import Target, TransactionKey, TransactionValue
+from broker.transactions.home_records import NextKey, Target, TransactionKey, TransactionValue
 from broker.transactions.home_state import HomeLimits, HomeState, slim
 from broker.transactions.messages import (
     AttemptNamed,
@@ -68,8 +68,8 @@ REFS_ROUNDS_MAX = 20
 """Most times that stages are asked again for one commit, because chunks were moved meanwhile."""
 UNRECORDED_PAUSE_MS = 50
 """Pause before a look at an id whose completion could not be recorded."""
-CHECK_IDS_INTERVAL_MS = 60_000
-"""Time between two rounds through all producers' ids, to forget old ones."""
+CHECK_INTERVAL_MS = 60_000
+"""Time between two rounds through all producers' ids and all numbers, to forget some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,7 @@ class Home:
         self._ports = ports
         self._completion = Completion(ports.targets, ports.clock, start, self._record_complete)
         self._to_check: list[TransactionalId] = []
+        self._numbers_to_check: list[NextKey] = []
         self._checked_ms = ports.clock.monotonic_ms()
         self._loaded_ms: int | None = None
         """Wall time since which, without a break, this home is loaded and the clock trusted."""
@@ -480,25 +481,33 @@ class Home:
     # ---- time
 
     def tick(self) -> None:
-        """Forget old keys and ids, unless this broker's clock is doubted (rules R10, S12)."""
+        """Forget the numbers of deleted topics' rows, and old keys and ids (rules S11, S12).
+
+        Nothing is old while this broker's clock is doubted (rule R10).
+        """
         if not self._shard.is_ready or self._shard.state().home.fault:
             return
         self._completion.record_later()
         limits = self._ports.limits()
-        if not self._to_check and self._now_ms() - self._checked_ms >= CHECK_IDS_INTERVAL_MS:
+        is_over = not self._to_check and not self._numbers_to_check
+        if is_over and self._now_ms() - self._checked_ms >= CHECK_INTERVAL_MS:
             self._checked_ms = self._now_ms()
             self._to_check = list(self._home().epochs)
+            self._numbers_to_check = list(self._home().next_rows)
         taken = self._to_check[: home_decisions.FORGOTTEN_AT_ONCE]
         del self._to_check[: home_decisions.FORGOTTEN_AT_ONCE]
+        numbers = self._numbers_to_check[: home_decisions.FORGOTTEN_AT_ONCE]
+        del self._numbers_to_check[: home_decisions.FORGOTTEN_AT_ONCE]
 
         def turn(state: Any, home: HomeState) -> tuple[None, Records]:
-            now_ms = state.trusted_ms
+            now_ms, is_deleted = state.trusted_ms, self._ports.targets.is_deleted
+            found = home_decisions.forget_numbers(home, numbers, is_deleted)
             if now_ms is None:
-                return None, ()
+                return None, found
             if self._loaded_ms is None:
                 self._loaded_ms = now_ms
-            found = home_decisions.forget_by_age(home, taken, now_ms, self._loaded_ms, limits)
-            return None, found
+            old = home_decisions.forget_by_age(home, taken, now_ms, self._loaded_ms, limits)
+            return None, found + old
 
         with contextlib.suppress(KafkaError):
             self._turn(turn)

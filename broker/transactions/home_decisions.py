@@ -6,7 +6,7 @@ The table of `DESIGN.md`, row by row. A caller folds and writes the records of o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from broker.transactions.home_records import (
     HomeRecord,
     HorizonKey,
     NextKey,
+    NextValue,
     NumberValue,
     OtherRun,
     StagedPlace,
@@ -279,7 +280,10 @@ def decide(
         if not rows:
             continue
         key = NextKey(decision.numbering, *target)
-        after = numbers[key] if key in numbers else home.next_rows.get(key, 0)
+        if key not in numbers:
+            known = home.next_rows.get(key)
+            numbers[key] = 0 if known is None else known.number
+        after = numbers[key]
         number = _number_of(after, rows)
         units.append(Unit(*target, number, rows, after, source))
         numbers[key] = number + rows
@@ -299,7 +303,10 @@ def decide(
         completed_ms=None if units else decision.now_ms,
         layout=decision.layout,
     )
-    nexts = (HomeRecord(key, NumberValue(number)) for key, number in numbers.items())
+    nexts = (
+        HomeRecord(key, NextValue(number, decision.metadata_offset))
+        for key, number in numbers.items()
+    )
     return value, (HomeRecord(TransactionKey(*content.id), value), *nexts)
 
 
@@ -565,6 +572,26 @@ def forget_by_age(
     if floor > home.floor:
         records.insert(0, HomeRecord(FloorKey(), NumberValue(floor)))
     return tuple(records)
+
+
+def forget_numbers(
+    home: HomeState,
+    to_check: Iterable[NextKey],
+    is_deleted: Callable[[Target, int], bool],
+) -> Records:
+    """Return the records by which the numbers of deleted topics' rows are forgotten.
+
+    ``is_deleted``: whether an image as new as this offset lacks the topic (rule S11); the image
+    that decided the rows had it, so it was deleted since. A new leader of the home whose image is
+    older may number its rows anew: they are dropped with all others of that topic.
+    """
+    return tuple(
+        HomeRecord(key, None)
+        for key in to_check
+        if (value := home.next_rows.get(key)) is not None
+        and not home.open_units[key.target]
+        and is_deleted(key.target, value.metadata_offset)
+    )
 
 
 def _conflict(text: str) -> KafkaError:

@@ -16,6 +16,7 @@ from broker.transactions.home_records import (
     HomeRecord,
     HorizonKey,
     NextKey,
+    NextValue,
     NumberValue,
     Target,
     TransactionKey,
@@ -62,7 +63,7 @@ class HomeState:
     """The newest position of each id; keys are in the order of their first record."""
     epochs: dict[TransactionalId, EpochValue] = field(default_factory=dict)
     """The present epoch of each producer's id. An id without one is numbered, or a key."""
-    next_rows: dict[NextKey, int] = field(default_factory=dict)
+    next_rows: dict[NextKey, NextValue] = field(default_factory=dict)
     horizons: dict[PartitionId, int] = field(default_factory=dict)
     floor: int = 0
     """Highest epoch of a forgotten id: every epoch that is given is above it (rule S6)."""
@@ -99,8 +100,8 @@ class HomeState:
                     self.epochs.pop(key.id, None)
                 self.ids_count += self._is_id(key.id) - before
             case NextKey():
-                if isinstance(value, NumberValue):
-                    self.next_rows[key] = value.number
+                if isinstance(value, NextValue):
+                    self.next_rows[key] = value
                 else:
                     self.next_rows.pop(key, None)
             case HorizonKey():

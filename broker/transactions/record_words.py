@@ -23,6 +23,7 @@ from broker.transactions.home_records import (
     HomeValue,
     HorizonKey,
     NextKey,
+    NextValue,
     NumberValue,
     TransactionKey,
     TransactionValue,
@@ -76,7 +77,7 @@ def _fact(key: HomeKey, value: HomeValue | None) -> str:
             return f"{_id(key.id)} has epoch {epoch}"
         case EpochKey(), _:
             return f"{_id(key.id)}: its epoch is forgotten"
-        case NextKey(), NumberValue(number):
+        case NextKey(), NextValue(number):
             return f"{_numbered(key)}: the next row is {number}"
         case NextKey(), _:
             return f"{_numbered(key)}: its numbers are forgotten"

@@ -34,6 +34,7 @@ from broker.transactions.home_records import (
     HomeValue,
     HorizonKey,
     NextKey,
+    NextValue,
     NumberValue,
     StagedPlace,
     Target,
@@ -309,6 +310,15 @@ def _run(turns: HomeTurns, command: str) -> str:
                 is_passed="passed" in flags,
             )
             return "may go" if turns.may_go(chunk) else "stays"
+        case "deleted", [letter, image_offset]:
+
+            def is_deleted(where: Target, metadata_offset: int) -> bool:
+                return where == target(letter) and int(image_offset) >= metadata_offset
+
+            turns.write(
+                home_decisions.forget_numbers(turns.home, [*turns.home.next_rows], is_deleted)
+            )
+            return "checked"
         case "load", []:
             turns.load()
             return "loaded"
@@ -369,7 +379,7 @@ def show_record(record: HomeRecord) -> str:
             return f"{shown} {show_value(value)}"
         case EpochValue():
             return f"{shown} {value.epoch}"
-        case NumberValue():
+        case NumberValue() | NextValue():
             return f"{shown} {value.number}"
 
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from broker.coordinator import home as home_module
 from broker.coordinator.home import Home, HomePorts, Missing
 from broker.coordinator.records import ShardRecord, decode_record
 from broker.coordinator.shard import Shard
 from broker.coordinator.transaction_shard import TransactionShard
 from broker.record.batch import RecordFormat
 from broker.record.numbering import HomeKind, make_numbering
+from broker.transactions import home_decisions
 from broker.transactions.home_decisions import Part, StagedParts
 from broker.transactions.home_messages import (
     AbortPosition,
@@ -148,13 +150,13 @@ class World:
     stages: Stages = field(default_factory=Stages)
     led: list[Led] = field(default_factory=list)
 
-    async def lead(self, *, commits: bool = True) -> Led:
+    async def lead(self, *, commits: bool = True, is_trusted: bool = True) -> Led:
         """Elect a new leader of the home, and wait until it is loaded."""
         memory = self.log.elect()
         memory.commit_at_once = commits
         clock = SystemClock()
         shard = TransactionShard(
-            PartitionId(0), LeaderEpoch(memory.epoch), memory, clock, lambda: True
+            PartitionId(0), LeaderEpoch(memory.epoch), memory, clock, lambda: is_trusted
         )
         ports = HomePorts(
             broker_id=BrokerId(1),
@@ -432,6 +434,29 @@ async def test_limits_of_a_transaction_hold_for_all_attempts_of_a_commit_togethe
         assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
         assert refused.value.outcome is Outcome.NOT_WRITTEN
         assert not here.log.entries
+
+
+async def test_rule_s11_a_home_forgets_the_numbers_of_deleted_topics_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(home_decisions, "FORGOTTEN_AT_ONCE", 1)
+    monkeypatch.setattr(home_module, "CHECK_INTERVAL_MS", 0)
+    """A clock that is doubted does not matter: nothing of it is an age."""
+    async with world() as here:
+        led = await here.lead(is_trusted=False)
+        await led.home.answer(one_shot("a", rows(DEBITS, 1), rows(CREDITS, 1)))
+        here.targets.metadata_offset = 6  # of an image that is older than the decision
+        here.targets.deleted = {DEBITS, CREDITS}
+        for _ in range(4):
+            led.home.tick()
+        assert len(led.shard.state().home.next_rows) == 2
+        here.targets.metadata_offset = 7
+        for left in (1, 0):
+            led.home.tick()
+            assert len(led.shard.state().home.next_rows) == left
+        await led.shard.settled()
+        await led.end()
+        assert not (await here.lead()).shard.state().home.next_rows
 
 
 async def test_one_name_under_two_groups_is_two_ids() -> None:

@@ -14,6 +14,7 @@ from broker.transactions.home_records import (
     FloorKey,
     HomeRecord,
     NextKey,
+    NextValue,
     NumberValue,
     StagedPlace,
     TransactionKey,
@@ -60,7 +61,7 @@ def test_rule_s1_all_records_of_a_decision_come_out_of_one_turn() -> None:
         NextKey(NUMBERING, *target("a")),
         NextKey(NUMBERING, *target("b")),
     ]
-    assert [each.value for each in records[1:]] == [NumberValue(5), NumberValue(1)]
+    assert [each.value for each in records[1:]] == [NextValue(5, 0), NextValue(1, 0)]
 
 
 def test_rule_s1_a_turn_changes_nothing_by_itself() -> None:
@@ -133,7 +134,7 @@ def test_rule_s4_numbers_jump_where_sequences_wrap() -> None:
     """A unit is never split: one that would cross 2^31 begins there, and names its predecessor."""
     turns = HomeTurns()
     key = NextKey(NUMBERING, *target("a"))
-    turns.write((HomeRecord(key, NumberValue(SEQUENCES - 3)),))
+    turns.write((HomeRecord(key, NextValue(SEQUENCES - 3, 0)),))
     for rows, after, number in (
         (2, SEQUENCES - 3, SEQUENCES - 3),
         (2, SEQUENCES - 1, SEQUENCES),
@@ -150,7 +151,7 @@ def test_rule_s4_numbers_jump_where_sequences_wrap() -> None:
 def test_rule_s4_a_unit_ends_at_the_end_of_a_sequence() -> None:
     turns = HomeTurns()
     key = NextKey(NUMBERING, *target("a"))
-    turns.write((HomeRecord(key, NumberValue(SEQUENCES - 3)),))
+    turns.write((HomeRecord(key, NextValue(SEQUENCES - 3, 0)),))
     turns.write(decided(turns, "a3", "a1@7"))
     first, second = turns.home.newest[named("n")].units
     assert (first.number, second.after, second.number) == (SEQUENCES - 3, SEQUENCES, SEQUENCES)
@@ -171,12 +172,12 @@ def test_rule_s4_numbers_end_with_an_error() -> None:
     """Numbers are 46 bits wide: behind them nothing is decided, and no number is given again."""
     turns = HomeTurns()
     key = NextKey(NUMBERING, *target("a"))
-    turns.write((HomeRecord(key, NumberValue(ROW_NUMBER_MAX)),))
+    turns.write((HomeRecord(key, NextValue(ROW_NUMBER_MAX, 0)),))
     with pytest.raises(KafkaError, match="would pass row") as caught:
         decided(turns, "b1", "a2")
     assert caught.value.code is ErrorCode.POLICY_VIOLATION
     turns.write(decided(turns, "a1"))
-    assert turns.home.next_rows[key] == ROW_NUMBER_MAX + 1
+    assert turns.home.next_rows[key].number == ROW_NUMBER_MAX + 1
 
 
 # ---------------------------------------------------------------- S6
@@ -483,6 +484,24 @@ def test_rule_s10_chunks_of_a_forgotten_epoch_may_go() -> None:
         """,
         turns,
     )
+
+
+# ---------------------------------------------------------------- S11
+
+
+def test_rule_s11_numbers_of_a_deleted_topic_are_forgotten_by_a_new_enough_image() -> None:
+    """A home on a lagging broker lacks a new topic: it must not give its numbers again."""
+    check("""
+        commit n #4 A a2 b1 -> decided \
+            | txn n 0.4 committing A run=r1 a:0+2 b:0+1, next a 2, next b 1
+        deleted a 9         -> checked
+        complete n b=0 a    -> done    | txn n 0.4 complete A run=r1 b=0 dropped:a
+        deleted a 6         -> checked
+        deleted a 7         -> checked | no next a
+        load                -> loaded
+        deleted a 9         -> checked
+        commit n #5 B b1    -> decided | txn n 0.5 committing B run=r1 b:1+1, next b 2
+    """)
 
 
 # ---------------------------------------------------------------- S12
