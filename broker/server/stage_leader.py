@@ -342,7 +342,7 @@ class StageLeader:
             for place in moves:
                 await self._move(place)
                 trim_round.kept.discard((place.chunk.key.id, place.chunk.key.attempt_id))
-            await self._advance()
+            await self._advance(trim_round)
             await self._forget()
             await asyncio.sleep(0)
             if not wave and not moves and trim_round.cursor >= len(index.attempts):
@@ -402,18 +402,18 @@ class StageLeader:
             age_ms = monotonic_ms - self._doubted.setdefault(place.base, monotonic_ms)
         return age_ms > self._ports.settings().age_max_ms
 
-    async def _advance(self) -> None:
+    async def _advance(self, trim_round: TrimRound) -> None:
         """Move the log start to the first place that is left, if that frees enough.
 
-        Before, each home is told: it names nothing below any more, and has not done so since it
-        let the places go (rule S10).
+        Before that, each home of what goes raises its horizon, unless it has decided some of it
+        anew since it let it go (rule S10).
         """
         replica, index = self._leading(), self._index
         start = log_start_of(index, replica.partition.high_watermark)
         log = replica.log
         for base in [one for one in self._doubted if one not in index.places]:
             del self._doubted[base]
-        if start <= log.requested_log_start:
+        if start <= log.requested_log_start or trim_round.is_blocked:
             return
         freed = 0
         for base, place in index.places.items():
@@ -425,7 +425,8 @@ class StageLeader:
             return
         questions = last_questions(index, self.place.partition, start)
         words = await asyncio.gather(*map(self._word, questions))
-        if all(word is Word.GONE for word in words):
+        trim_round.is_blocked = any(word is not Word.GONE for word in words)
+        if not trim_round.is_blocked:
             self._trimmed_ms = now_ms
             self._ports.trimming.move_log_start(self.place, self.epoch, start)
 

@@ -46,6 +46,8 @@ class TrimRound:
     """Attempts that are over: all their places are asked about."""
     cursor: int = 0
     """Attempts that this round has looked at."""
+    is_blocked: bool = False
+    """True once a home did not let the log start pass: none is asked for it again in this round."""
 
     def note(self, question: StatusQuestion, word: Word | None, home: ChunkHome) -> None:
         """Note the word of a home for a place, or null for none.
