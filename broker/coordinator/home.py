@@ -37,6 +37,7 @@ from broker.transactions.home_decisions import (
     MustWait,
     Part,
     Records,
+    StagedParts,
 )
 from broker.transactions.home_messages import (
     AbortPosition,
@@ -46,7 +47,13 @@ from broker.transactions.home_messages import (
     HomeRequest,
     InitId,
 )
-from broker.transactions.home_records import Target, TransactionKey, TransactionValue, Unit
+from broker.transactions.home_records import (
+    NextKey,
+    Target,
+    TransactionKey,
+    TransactionValue,
+    Unit,
+)
 from broker.transactions.home_state import HomeLimits, HomeState, slim
 from broker.transactions.messages import (
     AttemptNamed,
@@ -69,8 +76,8 @@ REFS_ROUNDS_MAX = 20
 """Most times that stages are asked again for one commit, because chunks were moved meanwhile."""
 UNRECORDED_PAUSE_MS = 50
 """Pause before a look at an id whose completion could not be recorded."""
-CHECK_IDS_INTERVAL_MS = 60_000
-"""Time between two rounds through all producers' ids, to forget old ones."""
+CHECK_INTERVAL_MS = 60_000
+"""Time between two rounds through all producers' ids and all numbers, to forget some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ class StagePort(Protocol):
         at: tuple[int, int],
         attempts: Sequence[AttemptNamed],
         timeout_ms: int,
-    ) -> Sequence[Part] | Missing:
+    ) -> StagedParts | Missing:
         """Return the committed parts of all attempts: in the order named, chunk by chunk."""
         ...
 
@@ -175,6 +182,7 @@ class Home:
             ports.targets, ports.clock, start, self._record_complete, self._record_lost
         )
         self._to_check: list[TransactionalId] = []
+        self._numbers_to_check: list[NextKey] = []
         self._checked_ms = ports.clock.monotonic_ms()
         self._loaded_ms: int | None = None
         """Wall time since which, without a break, this home is loaded and the clock trusted."""
@@ -283,10 +291,10 @@ class Home:
             text = "a transaction commits offsets under the group that they belong to"
             raise KafkaError(ErrorCode.INVALID_REQUEST, text)
         prepared: object = None
-        parts: Sequence[Part] | Missing | None = None
+        parts: StagedParts | Missing | None = None
         if not request.attempts:
-            parts = _inline_parts(request)
-            await self._ports.image.know([part.target for part in parts])
+            parts = StagedParts(_inline_parts(request))
+            await self._ports.image.know([part.target for part in parts.parts])
         rounds = 0
         while True:
             judge = partial(
@@ -315,7 +323,7 @@ class Home:
                         request.id, content.at, request.attempts, left_ms
                     )
                     if not isinstance(parts, Missing):
-                        await self._ports.image.know([part.target for part in parts])
+                        await self._ports.image.know([part.target for part in parts.parts])
 
     async def _settled(self, verdict: Decided) -> None:
         """Wait until all that the answer rests on is committed (rule G1).
@@ -335,7 +343,7 @@ class Home:
         home: HomeState,
         *,
         request: CommitPosition,
-        parts: Sequence[Part] | Missing | None,
+        parts: StagedParts | Missing | None,
         prepared: object,
         deadline_ms: int,
     ) -> tuple[Decided | MustWait | _NeedsOffsets | _NeedsParts, Records]:
@@ -356,19 +364,21 @@ class Home:
             return _NeedsParts(), ()
         if isinstance(parts, Missing):
             raise KafkaError(ErrorCode.STAGE_INCOMPLETE, parts.reason)
-        if home_decisions.is_below_horizon(home, parts):
+        if home_decisions.is_below_horizon(home, parts.parts):
             return _NeedsParts(), ()
         if self._now_ms() > deadline_ms:
             # A repeat may have been decided, and be forgotten by now (rule S12).
             text = "its time was over before it could be decided"
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text, outcome=Outcome.NOT_WRITTEN)
-        for target in dict.fromkeys(part.target for part in parts):
+        for target in dict.fromkeys(part.target for part in parts.parts):
             self._ports.image.check_able(target)
         decision = Decision(
             content=content,
             numbering=self._numbering,
             metadata_offset=self._ports.image.metadata_offset,
-            parts=parts,
+            parts=parts.parts,
+            chunks=sum(attempt.chunks for attempt in request.attempts),
+            staged_bytes=parts.size_bytes,
             inline=request.inline,
             layout=request.layout,
             now_ms=state.trusted_ms,
@@ -519,25 +529,33 @@ class Home:
     # ---- time
 
     def tick(self) -> None:
-        """Forget old keys and ids, unless this broker's clock is doubted (rules R10, S12)."""
+        """Forget the numbers of deleted topics' rows, and old keys and ids (rules S11, S12).
+
+        Nothing is old while this broker's clock is doubted (rule R10).
+        """
         if not self._shard.is_ready or self._shard.state().home.fault:
             return
         self._completion.record_later()
         limits = self._ports.limits()
-        if not self._to_check and self._now_ms() - self._checked_ms >= CHECK_IDS_INTERVAL_MS:
+        is_over = not self._to_check and not self._numbers_to_check
+        if is_over and self._now_ms() - self._checked_ms >= CHECK_INTERVAL_MS:
             self._checked_ms = self._now_ms()
             self._to_check = list(self._home().epochs)
+            self._numbers_to_check = list(self._home().next_rows)
         taken = self._to_check[: home_decisions.FORGOTTEN_AT_ONCE]
         del self._to_check[: home_decisions.FORGOTTEN_AT_ONCE]
+        numbers = self._numbers_to_check[: home_decisions.FORGOTTEN_AT_ONCE]
+        del self._numbers_to_check[: home_decisions.FORGOTTEN_AT_ONCE]
 
         def turn(state: Any, home: HomeState) -> tuple[None, Records]:
-            now_ms = state.trusted_ms
+            now_ms, is_deleted = state.trusted_ms, self._ports.targets.is_deleted
+            found = home_decisions.forget_numbers(home, numbers, is_deleted)
             if now_ms is None:
-                return None, ()
+                return None, found
             if self._loaded_ms is None:
                 self._loaded_ms = now_ms
-            found = home_decisions.forget_by_age(home, taken, now_ms, self._loaded_ms, limits)
-            return None, found
+            old = home_decisions.forget_by_age(home, taken, now_ms, self._loaded_ms, limits)
+            return None, found + old
 
         with contextlib.suppress(KafkaError):
             self._turn(turn)

@@ -63,6 +63,8 @@ from raft_metadata.common.configs.table import (
     OFFSETS_RETENTION_CHECK_INTERVAL_MS,
     OFFSETS_RETENTION_MINUTES,
     TRANSACTION_COMMITTING_MAX,
+    TRANSACTION_MAX_BYTES,
+    TRANSACTION_MAX_CHUNKS,
     TRANSACTION_MAX_PARTITIONS,
     TRANSACTIONAL_ID_EXPIRATION_MS,
     TRANSACTIONAL_IDS_MAX,
@@ -371,4 +373,6 @@ def _home_limits(layers: ConfigLayers) -> HomeLimits:
         key_retention_ms=layers.number(IDEMPOTENCY_KEY_RETENTION_MS),
         id_expiration_ms=layers.number(TRANSACTIONAL_ID_EXPIRATION_MS),
         partitions_max=layers.number(TRANSACTION_MAX_PARTITIONS),
+        chunks_max=layers.number(TRANSACTION_MAX_CHUNKS),
+        bytes_max=layers.number(TRANSACTION_MAX_BYTES),
     )

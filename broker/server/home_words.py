@@ -107,4 +107,5 @@ def chunk_placed(question: StatusQuestion) -> ChunkPlaced:
         records=question.records,
         copy=None if copy is None else StagedPlace(stage, copy),
         is_aged=question.is_aged,
+        is_passed=question.is_passed,
     )

@@ -41,6 +41,7 @@ from broker.transactions.stage_index import (
 from broker.transactions.stage_messages import StatusQuestion, Word
 from broker.transactions.stage_trimming import (
     TrimRound,
+    last_questions,
     log_start_of,
     next_moves,
     next_questions,
@@ -384,7 +385,7 @@ class StageLeader:
             for place in moves:
                 await self._move(place)
                 trim_round.kept.discard((place.chunk.key.id, place.chunk.key.attempt_id))
-            self._advance()
+            await self._advance(trim_round)
             await self._forget()
             await asyncio.sleep(0)
             if not wave and not moves and trim_round.cursor >= len(index.attempts):
@@ -444,14 +445,18 @@ class StageLeader:
             age_ms = monotonic_ms - self._doubted.setdefault(place.base, monotonic_ms)
         return age_ms > self._ports.settings().age_max_ms
 
-    def _advance(self) -> None:
-        """Move the log start to the first place that is left, if that frees enough."""
+    async def _advance(self, trim_round: TrimRound) -> None:
+        """Move the log start to the first place that is left, if that frees enough.
+
+        Before that, each home of what goes raises its horizon, unless it has decided some of it
+        anew since it let it go (rule S10).
+        """
         replica, index = self._leading(), self._index
         start = log_start_of(index, replica.partition.high_watermark)
         log = replica.log
         for base in [one for one in self._doubted if one not in index.places]:
             del self._doubted[base]
-        if start <= log.requested_log_start:
+        if start <= log.requested_log_start or trim_round.is_blocked:
             return
         freed = 0
         for base, place in index.places.items():
@@ -459,7 +464,12 @@ class StageLeader:
                 break
             freed += place.stored_bytes
         now_ms = self._ports.clock.monotonic_ms()
-        if freed >= TRIM_BYTES_MIN or now_ms - self._trimmed_ms >= TRIM_REST_MS:
+        if freed < TRIM_BYTES_MIN and now_ms - self._trimmed_ms < TRIM_REST_MS:
+            return
+        questions = last_questions(index, self.place.partition, start)
+        words = await asyncio.gather(*map(self._word, questions))
+        trim_round.is_blocked = any(word is not Word.GONE for word in words)
+        if not trim_round.is_blocked:
             self._trimmed_ms = now_ms
             self._ports.trimming.move_log_start(self.place, self.epoch, start)
 

@@ -28,7 +28,7 @@ from broker.transactions.chunk_records import (
     position_numbers,
     stage_partition_of,
 )
-from broker.transactions.home_decisions import Part
+from broker.transactions.home_decisions import Part, StagedParts
 from broker.transactions.home_records import StagedPlace, Target
 from broker.transactions.messages import NO_GROUP
 from broker.transactions.stage_index import ChunkHome, StageLimits
@@ -263,7 +263,7 @@ class StageRequests:
         at: tuple[int, int],
         attempts: Sequence[AttemptNamed],
         timeout_ms: int,
-    ) -> Sequence[Part] | Missing:
+    ) -> StagedParts | Missing:
         """Return the committed parts of all attempts: in the order named, chunk by chunk.
 
         What is missing is proven by its stage's leader (rules G3, S9).
@@ -289,13 +289,14 @@ class StageRequests:
                 if one.missing is not None:
                     return Missing(one.missing)
                 found[one.attempt_id] = (request.partition, one)
-        return [
+        parts = [
             Part(Target(ref.target.topic_id, ref.target.partition), ref.target.rows, source)
             for named in attempts
             for stage, one in [found[named.attempt_id]]
             for ref in one.refs
             for source in [StagedPlace(stage, ref.at)]
         ]
+        return StagedParts(parts, sum(one.size_bytes for _, one in found.values()))
 
     async def _refs(
         self, topic: TopicImage, request: FindRefs, deadline_ms: int

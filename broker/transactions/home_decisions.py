@@ -7,7 +7,7 @@ The table of `DESIGN.md`, row by row. A caller folds and writes the records of o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from broker.transactions.home_records import (
     HomeRecord,
     HorizonKey,
     NextKey,
+    NextValue,
     NumberValue,
     OtherRun,
     StagedPlace,
@@ -233,6 +234,13 @@ class Part(NamedTuple):
     source: int | StagedPlace
 
 
+class StagedParts(NamedTuple):
+    """The parts of all attempts of a commit, and the bytes of their rows."""
+
+    parts: Sequence[Part]
+    size_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """All that a decision adds to the position that it decides."""
@@ -241,6 +249,10 @@ class Decision:
     numbering: int
     metadata_offset: int
     parts: Sequence[Part]
+    chunks: int = 0
+    """Chunks of all attempts, if the rows are staged."""
+    staged_bytes: int = 0
+    """Bytes of their rows."""
     inline: tuple[TargetRows, ...] = ()
     layout: int = 0
     now_ms: int | None = None
@@ -276,7 +288,10 @@ def decide(
         if not rows:
             continue
         key = NextKey(decision.numbering, *target)
-        after = numbers[key] if key in numbers else home.next_rows.get(key, 0)
+        if key not in numbers:
+            known = home.next_rows.get(key)
+            numbers[key] = 0 if known is None else known.number
+        after = numbers[key]
         number = _number_of(after, rows)
         units.append(Unit(*target, number, rows, after, source))
         numbers[key] = number + rows
@@ -296,7 +311,10 @@ def decide(
         completed_ms=None if units else decision.now_ms,
         layout=decision.layout,
     )
-    nexts = (HomeRecord(key, NumberValue(number)) for key, number in numbers.items())
+    nexts = (
+        HomeRecord(key, NextValue(number, decision.metadata_offset))
+        for key, number in numbers.items()
+    )
     return value, (HomeRecord(TransactionKey(*content.id), value), *nexts)
 
 
@@ -307,14 +325,25 @@ def _number_of(after: int, rows: int) -> int:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, str(error)) from error
 
 
-def _check_room(home: HomeState, decision: Decision, limits: HomeLimits) -> None:
-    id_, targets = decision.content.id, {target for target, _, _ in decision.parts}
+def _check_size(decision: Decision, limits: HomeLimits) -> None:
+    """Refuse a transaction that is too large, all attempts of the commit together."""
+    targets = {target for target, _, _ in decision.parts}
+    for count, of_what, most, name in (
+        (len(targets), "partitions", limits.partitions_max, "transaction.max.partitions"),
+        (decision.chunks, "chunks", limits.chunks_max, "transaction.max.chunks"),
+        (decision.staged_bytes, "bytes", limits.bytes_max, "transaction.max.bytes"),
+    ):
+        if count > most:
+            text = f"{count} {of_what}, {name} is {most}"
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
     if len(decision.parts) > UNITS_MAX:
         text = f"{len(decision.parts)} parts of chunks, at most {UNITS_MAX}: stage larger chunks"
         raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
-    if len(targets) > limits.partitions_max:
-        text = f"{len(targets)} partitions, transaction.max.partitions is {limits.partitions_max}"
-        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
+
+
+def _check_room(home: HomeState, decision: Decision, limits: HomeLimits) -> None:
+    _check_size(decision, limits)
+    id_, targets = decision.content.id, {target for target, _, _ in decision.parts}
     if id_ not in home.newest:
         if id_.is_key and len(home.keys) + len(home.once) >= limits.keys_max:
             text = f"idempotency.keys.max ({limits.keys_max}) is reached at this home"
@@ -442,6 +471,9 @@ class ChunkPlaced:
     """Its new place, where its records stand once more, in the same order, and are committed."""
     is_aged: bool = False
     """True if it is older than ``transaction.max.age.ms``."""
+    is_passed: bool = False
+    """True if the stage is about to trim it, and all older chunks of this home, which were let go:
+    nothing that it still names of this home is older."""
 
 
 def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
@@ -450,6 +482,8 @@ def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
     It is asked of the first chunk that is left of this home in its stage only, because a horizon
     must not pass what is alive.
     """
+    if chunk.is_passed:
+        return _may_pass(home, chunk)
     last = home.newest.get(chunk.id)
     key = TransactionKey(*chunk.id)
     if last is not None and any(_record_in(unit.source, chunk) is not None for unit in last.units):
@@ -473,6 +507,24 @@ def may_go(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
         return False, ()
     stage, at = chunk.place
     return True, (HomeRecord(HorizonKey(stage), at.moved(chunk.records)),)
+
+
+def _may_pass(home: HomeState, chunk: ChunkPlaced) -> tuple[bool, Records]:
+    """Raise the horizon behind a chunk that is about to be trimmed.
+
+    The word that let a chunk go as over holds only until its position is forgotten: a commit that
+    comes then, or that asked the stage before, may name it again, and may be decided already.
+    """
+    stage, end = chunk.place.stage, chunk.place.at.moved(chunk.records)
+    for id_ in home.open:
+        for unit in home.newest[id_].units:
+            source = unit.source
+            if isinstance(source, StagedPlace) and source.stage == stage and source.at < end:
+                return False, ()
+    horizon = home.horizons.get(stage)
+    if horizon is not None and end <= horizon:
+        return True, ()
+    return True, (HomeRecord(HorizonKey(stage), end),)
 
 
 def _record_in(source: int | StagedPlace | None, chunk: ChunkPlaced) -> int | None:
@@ -550,6 +602,26 @@ def forget_by_age(
     if floor > home.floor:
         records.insert(0, HomeRecord(FloorKey(), NumberValue(floor)))
     return tuple(records)
+
+
+def forget_numbers(
+    home: HomeState,
+    to_check: Iterable[NextKey],
+    is_deleted: Callable[[Target, int], bool],
+) -> Records:
+    """Return the records by which the numbers of deleted topics' rows are forgotten.
+
+    ``is_deleted``: whether an image as new as this offset lacks the topic (rule S11); the image
+    that decided the rows had it, so it was deleted since. A new leader of the home whose image is
+    older may number its rows anew: they are dropped with all others of that topic.
+    """
+    return tuple(
+        HomeRecord(key, None)
+        for key in to_check
+        if (value := home.next_rows.get(key)) is not None
+        and not home.open_units[key.target]
+        and is_deleted(key.target, value.metadata_offset)
+    )
 
 
 def _conflict(text: str) -> KafkaError:

@@ -66,6 +66,11 @@ class NextKey(NamedTuple):
         """`NO_GROUP`: it belongs to the home as a whole."""
         return NO_GROUP
 
+    @property
+    def target(self) -> Target:
+        """The partition that gets the rows."""
+        return Target(self.topic_id, self.partition)
+
 
 class HorizonKey(NamedTuple):
     """Key of a stage's horizon, a `LogPlace`: no decision names a chunk below it (rule S10)."""
@@ -201,13 +206,22 @@ class EpochValue:
 
 
 @dataclass(frozen=True, slots=True)
+class NextValue:
+    """The number of the next row that a home decides for a target."""
+
+    number: int
+    metadata_offset: int
+    """Offset of the image by which the rows before it were decided, as in `TransactionValue`."""
+
+
+@dataclass(frozen=True, slots=True)
 class NumberValue:
-    """A number: of the next row, or of a floor's epoch."""
+    """A number: of a floor's epoch."""
 
     number: int
 
 
-HomeValue = TransactionValue | EpochValue | NumberValue | LogPlace
+HomeValue = TransactionValue | EpochValue | NextValue | NumberValue | LogPlace
 
 
 class HomeRecord(NamedTuple):
@@ -220,7 +234,7 @@ class HomeRecord(NamedTuple):
 HOME_KINDS: dict[str, tuple[type[HomeKey], type[HomeValue]]] = {
     "txn": (TransactionKey, TransactionValue),
     "epoch": (EpochKey, EpochValue),
-    "next": (NextKey, NumberValue),
+    "next": (NextKey, NextValue),
     "horizon": (HorizonKey, LogPlace),
     "floor": (FloorKey, NumberValue),
 }

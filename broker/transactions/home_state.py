@@ -16,6 +16,7 @@ from broker.transactions.home_records import (
     HomeRecord,
     HorizonKey,
     NextKey,
+    NextValue,
     NumberValue,
     Target,
     TransactionKey,
@@ -45,6 +46,10 @@ class HomeLimits:
     """``transactional.id.expiration.ms``, of a producer's id without use."""
     partitions_max: int = 1_000
     """``transaction.max.partitions``."""
+    chunks_max: int = 10_000
+    """``transaction.max.chunks``, of all attempts of a commit together."""
+    bytes_max: int = 1 << 30
+    """``transaction.max.bytes``, of all attempts together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +63,7 @@ class HomeState:
     """The newest position of each id; keys are in the order of their first record."""
     epochs: dict[TransactionalId, EpochValue] = field(default_factory=dict)
     """The present epoch of each producer's id. An id without one is numbered, or a key."""
-    next_rows: dict[NextKey, int] = field(default_factory=dict)
+    next_rows: dict[NextKey, NextValue] = field(default_factory=dict)
     horizons: dict[PartitionId, LogPlace] = field(default_factory=dict)
     floor: int = 0
     """Highest epoch of a forgotten id: every epoch that is given is above it (rule S6)."""
@@ -95,8 +100,8 @@ class HomeState:
                     self.epochs.pop(key.id, None)
                 self.ids_count += self._is_id(key.id) - before
             case NextKey():
-                if isinstance(value, NumberValue):
-                    self.next_rows[key] = value.number
+                if isinstance(value, NextValue):
+                    self.next_rows[key] = value
                 else:
                     self.next_rows.pop(key, None)
             case HorizonKey():

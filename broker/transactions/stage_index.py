@@ -64,6 +64,8 @@ class AttemptRefs:
     attempt_id: str
     refs: tuple[StagedRef, ...] = ()
     """In the order of sequences, and of targets within a chunk."""
+    size_bytes: int = 0
+    """Bytes of their rows."""
     missing: str | None = None
     """Null if all that was named is here."""
 
@@ -338,7 +340,8 @@ class StageIndex:
             for place in found
             for part, target in enumerate(place.targets)
         )
-        return AttemptRefs(attempt_id=named.attempt_id, refs=refs)
+        size_bytes = sum(place.chunk.size_bytes for place in found)
+        return AttemptRefs(attempt_id=named.attempt_id, refs=refs, size_bytes=size_bytes)
 
     def committed_place(self, chunk: StagedChunk, high_watermark: int) -> ChunkPlace | None:
         """Return the newest place that is committed and not let go."""

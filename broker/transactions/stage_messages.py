@@ -74,6 +74,9 @@ class StatusQuestion:
     is_aged: bool = False
     """True if the place is older than `transaction.max.age.ms`. Only of the first place that is
     left of its home."""
+    is_passed: bool = False
+    """True for the last question before the log start passes the place: it and all older places of
+    its home were let go."""
 
 
 class Word(Enum):
@@ -227,7 +230,12 @@ def encode_refs(found: Iterable[AttemptRefs]) -> StageBody:
     return StageBody(
         {
             "attempts": [
-                [one.attempt_id, one.missing, [[*ref.at, *ref.target] for ref in one.refs]]
+                [
+                    one.attempt_id,
+                    one.missing,
+                    [[*ref.at, *ref.target] for ref in one.refs],
+                    one.size_bytes,
+                ]
                 for one in found
             ]
         }
@@ -246,8 +254,9 @@ def decode_refs(head: dict[str, Any]) -> tuple[AttemptRefs, ...]:
                 )
                 for *at, topic_id, partition, rows in refs
             ),
+            size_bytes=size_bytes,
         )
-        for attempt_id, missing, refs in head["attempts"]
+        for attempt_id, missing, refs, size_bytes in head["attempts"]
     )
 
 
@@ -267,6 +276,7 @@ def encode_status(question: StatusQuestion) -> StageBody:
             "records": question.records,
             "copy": None if question.copy is None else list(question.copy),
             "is_aged": question.is_aged,
+            "is_passed": question.is_passed,
         }
     )
 
@@ -283,6 +293,7 @@ def decode_status(head: dict[str, Any]) -> StatusQuestion:
         records=head["records"],
         copy=None if head["copy"] is None else _place_in(head["copy"]),
         is_aged=head["is_aged"],
+        is_passed=head["is_passed"],
     )
 
 

@@ -2,10 +2,11 @@
 
 A stage goes by its home's word only (rule S10). `StageLeader` asks in waves (`next_questions`),
 notes the words in the index, appends what is alive and blocks much once more (`next_moves`), and
-moves the log start to `log_start_of`. Of a home only the first place that is left may expire or be
-moved, because the home's horizon, which then rises behind that place, must not pass what is alive.
-A copy is not asked about while an older place of its chunk is left: its home may yet be asked to
-name the copy in place of the older one.
+moves the log start to `log_start_of`, once each home has raised its horizon behind what goes
+(`last_questions`): its words hold only until it forgets a position. Of a home only the first place
+that is left may expire or be moved, because the home's horizon, which then rises behind that place,
+must not pass what is alive. A copy is not asked about while an older place of its chunk is left:
+its home may yet be asked to name the copy in place of the older one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ QUESTIONS_MAX: Final = 100
 """Questions of one wave: all are under way at once."""
 ATTEMPTS_MAX: Final = 5_000
 """Attempts that one wave looks at: about 3 ms of the loop."""
+TRIMMED_MAX: Final = 5_000
+"""Most places that the log start passes at once, of 300 bytes at least."""
 
 
 @dataclass(slots=True)
@@ -43,6 +46,8 @@ class TrimRound:
     """Attempts that are over: all their places are asked about."""
     cursor: int = 0
     """Attempts that this round has looked at."""
+    is_blocked: bool = False
+    """True once a home did not let the log start pass: none is asked for it again in this round."""
 
     def note(self, question: StatusQuestion, word: Word | None, home: ChunkHome) -> None:
         """Note the word of a home for a place, or null for none.
@@ -158,6 +163,35 @@ def next_moves(
 
 
 def log_start_of(index: StageIndex, high_watermark: int) -> int:
-    """Return the offset below which everything was let go and is committed."""
+    """Return the offset below which everything was let go and is committed.
+
+    It passes at most `TRIMMED_MAX` places.
+    """
     first = index.first_living()
-    return high_watermark if first is None else min(first, high_watermark)
+    start = high_watermark if first is None else min(first, high_watermark)
+    behind = next(islice(index.places, TRIMMED_MAX, None), start)
+    return min(start, behind)
+
+
+def last_questions(
+    index: StageIndex, partition: PartitionId, log_start: int
+) -> list[StatusQuestion]:
+    """Return a question to each home of which the new log start passes a place: about its last."""
+    last: dict[ChunkHome, ChunkPlace] = {}
+    for base, place in index.places.items():
+        if base >= log_start:
+            break
+        last[index.home_of(place.chunk.key.id)] = place
+    return [
+        StatusQuestion(
+            partition=partition,
+            id=place.chunk.key.id,
+            epoch=place.chunk.key.epoch,
+            number=place.chunk.key.number,
+            attempt_id=place.chunk.key.attempt_id,
+            place=place.at,
+            records=len(place.targets),
+            is_passed=True,
+        )
+        for place in last.values()
+    ]

@@ -304,7 +304,7 @@ def _dump_segment(place: SegmentPlace, start: int, most: int, form: str, *, reco
         click.echo(_line(found))
         if records:
             for line in _lines(found):
-                click.echo(f"  {line.decode(errors='replace')}")
+                click.echo(f"  {_shown(found, line)}")
     if position != place.size:
         click.echo(f"no batch at position {position} of {place.size} in {place.path}", err=True)
     return printed
@@ -312,6 +312,21 @@ def _dump_segment(place: SegmentPlace, start: int, most: int, form: str, *, reco
 
 def _lines(found: FoundBatch) -> list[bytes]:
     return found.lines.split(b"\n")[:-1]
+
+
+def _shown(found: FoundBatch, line: bytes) -> str:
+    """Return a record as text: those of transactions in words, all others as they are stored."""
+    words = _words(found, line)
+    if words is None:
+        return line.decode(errors="replace")
+    return f"offset {json.loads(line)['offset']}: {words}"
+
+
+def _words(found: FoundBatch, line: bytes) -> str | None:
+    from broker.transactions.record_words import words_of
+
+    topic, _, _ = Path(found.file).parent.name.rpartition("-")
+    return words_of(topic, line)
 
 
 def _batch_facts(found: FoundBatch, *, records: bool) -> dict[str, object]:
@@ -349,6 +364,9 @@ def _batch_facts(found: FoundBatch, *, records: bool) -> dict[str, object]:
         facts["problem"] = found.problem
     if records and not found.problem:
         facts["records"] = [json.loads(line) for line in _lines(found)]
+        words = [_words(found, line) for line in _lines(found)]
+        if any(words):
+            facts["words"] = words
     return facts
 
 

@@ -34,6 +34,7 @@ from broker.transactions.home_records import (
     HomeValue,
     HorizonKey,
     NextKey,
+    NextValue,
     NumberValue,
     StagedPlace,
     Target,
@@ -311,7 +312,7 @@ def _run(turns: HomeTurns, command: str) -> str:
             turns.now_ms += int(by_ms)
             turns.forget_by_age()
             return "checked"
-        case "ask", [name, at, place, *is_aged]:
+        case "ask", [name, at, place, *flags]:
             position = position_of(at, options)
             copy = options.get("copy")
             chunk = ChunkPlaced(
@@ -321,9 +322,19 @@ def _run(turns: HomeTurns, command: str) -> str:
                 place=staged_at(place),
                 records=int(options.get("records", "1")),
                 copy=None if copy is None else staged_at(copy),
-                is_aged=bool(is_aged),
+                is_aged="aged" in flags,
+                is_passed="passed" in flags,
             )
             return "may go" if turns.may_go(chunk) else "stays"
+        case "deleted", [letter, image_offset]:
+
+            def is_deleted(where: Target, metadata_offset: int) -> bool:
+                return where == target(letter) and int(image_offset) >= metadata_offset
+
+            turns.write(
+                home_decisions.forget_numbers(turns.home, [*turns.home.next_rows], is_deleted)
+            )
+            return "checked"
         case "load", []:
             turns.load()
             return "loaded"
@@ -385,7 +396,7 @@ def show_record(record: HomeRecord) -> str:
             return f"{shown} {show_value(value)}"
         case EpochValue():
             return f"{shown} {value.epoch}"
-        case NumberValue():
+        case NumberValue() | NextValue():
             return f"{shown} {value.number}"
         case LogPlace():
             return f"{shown} {show_place(value)}"

@@ -20,7 +20,7 @@ from broker.transactions.home_records import (
     EpochKey,
     HomeRecord,
     NextKey,
-    NumberValue,
+    NextValue,
     StagedPlace,
     Target,
     TransactionKey,
@@ -167,7 +167,7 @@ class HomeWorld:
         if first_number:
             key = NextKey(NUMBERING, *target("a"))
             self.model.ends[key] = first_number
-            self.turns.write((HomeRecord(key, NumberValue(first_number)),))
+            self.turns.write((HomeRecord(key, NextValue(first_number, 0)),))
 
     @property
     def home(self) -> HomeState:
@@ -261,7 +261,7 @@ class HomeWorld:
             hold("T10", (unit.after, unit.number) == (end, number), f"{unit} behind {end}")
             ends[key] = number + unit.rows
             hold("T8", unit.source not in self.gone, f"{unit} names a chunk that is gone")
-        told = {key: each.number for key, each in records if isinstance(each, NumberValue)}
+        told = {key: each.number for key, each in records if isinstance(each, NextValue)}
         keys = {NextKey(value.numbering, *unit.target) for unit in value.units}
         hold("S4", told == {key: ends[key] for key in keys}, f"{told} in the batch")
 

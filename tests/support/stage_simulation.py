@@ -195,6 +195,10 @@ class StageSimulation:
                 self.commit()
                 trim_round.kept.clear()
         start = stage_trimming.log_start_of(self.index, self.log.high_watermark)
+        for question in stage_trimming.last_questions(self.index, STAGE, start):
+            if not self.home(question.id).may_go(chunk_placed(question)):
+                # No position is ever forgotten here, so that no word is over.
+                raise StageViolation("S10", f"{question} was let go, and is named")
         if start > self.log.start:
             self.log.trim(start)
             self.counts["trimmed"] += 1

@@ -33,7 +33,7 @@ from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, r
 from broker.server.transaction_ports import Targets
 from broker.server.unit_appends import UnitAppends
 from broker.transactions.chunk_records import decode_head, rows_in
-from broker.transactions.home_decisions import ChunkPlaced, Part
+from broker.transactions.home_decisions import ChunkPlaced, Part, StagedParts
 from broker.transactions.home_messages import (
     ApplyAnswer,
     ApplyUnits,
@@ -511,7 +511,7 @@ class Node:
 
     async def parts(
         self, id_: TransactionalId, at: tuple[int, int], attempts: Sequence[AttemptNamed], _: int
-    ) -> Sequence[Part] | Missing:
+    ) -> StagedParts | Missing:
         """Ask the stage's leader for the chunks of attempts."""
         request = FindRefs(
             partition=PartitionId(0), id=id_, epoch=at[0], number=at[1], attempts=tuple(attempts)
@@ -524,7 +524,7 @@ class Node:
         for one in found:
             if one.missing is not None:
                 return Missing(one.missing)
-        return [
+        parts = [
             Part(
                 Target(ref.target.topic_id, ref.target.partition),
                 ref.target.rows,
@@ -533,6 +533,7 @@ class Node:
             for one in found
             for ref in one.refs
         ]
+        return StagedParts(parts, sum(one.size_bytes for one in found))
 
     async def rows_of(self, places: Sequence[StagedPlace]) -> Sequence[TargetRows | None]:
         """Read staged rows from this broker's disk, or else from the stage's leader."""
@@ -569,6 +570,7 @@ class Node:
             records=question.records,
             copy=None if question.copy is None else StagedPlace(question.partition, question.copy),
             is_aged=question.is_aged,
+            is_passed=question.is_passed,
         )
         name = "home-0" if question.id.group == "" else "group-0"
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from broker.coordinator import home as home_module
 from broker.coordinator.home import Home, HomePorts, Missing
 from broker.coordinator.records import ShardRecord, decode_record
 from broker.coordinator.shard import Shard
 from broker.coordinator.transaction_shard import TransactionShard
 from broker.record.batch import RecordFormat
 from broker.record.numbering import HomeKind, make_numbering
-from broker.transactions.home_decisions import Part
+from broker.transactions import home_decisions
+from broker.transactions.home_decisions import Part, StagedParts
 from broker.transactions.home_messages import (
     AbortPosition,
     ApplyAnswer,
@@ -31,6 +33,7 @@ from broker.transactions.messages import (
     NO_GROUP,
     AttemptNamed,
     KeyPosition,
+    NumberedPosition,
     ProducerPosition,
     TargetRows,
     TransactionalId,
@@ -102,13 +105,13 @@ class Image:
 class Stages:
     """Stages that find what a test puts here."""
 
-    found: list[Part] | Missing = field(default_factory=lambda: Missing("0 of 1 chunks"))
+    found: StagedParts | Missing = field(default_factory=lambda: Missing("0 of 1 chunks"))
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def parts(
         self, id_: TransactionalId, at: tuple[int, int], attempts: object, timeout_ms: int
-    ) -> list[Part] | Missing:
+    ) -> StagedParts | Missing:
         self.asked.set()
         await self.may_answer.wait()
         return self.found
@@ -148,13 +151,13 @@ class World:
     stages: Stages = field(default_factory=Stages)
     led: list[Led] = field(default_factory=list)
 
-    async def lead(self, *, commits: bool = True) -> Led:
+    async def lead(self, *, commits: bool = True, is_trusted: bool = True) -> Led:
         """Elect a new leader of the home, and wait until it is loaded."""
         memory = self.log.elect()
         memory.commit_at_once = commits
         clock = SystemClock()
         shard = TransactionShard(
-            PartitionId(0), LeaderEpoch(memory.epoch), memory, clock, lambda: True
+            PartitionId(0), LeaderEpoch(memory.epoch), memory, clock, lambda: is_trusted
         )
         ports = HomePorts(
             broker_id=BrokerId(1),
@@ -382,7 +385,7 @@ async def test_rule_s6_a_fence_that_comes_while_stages_are_asked_is_met() -> Non
         led = await here.lead()
         producer = TransactionalId(NO_GROUP, "p")
         await led.home.answer(InitId(id=producer, timeout_ms=1_000))
-        here.stages.found = [Part(DEBITS, 1, 0)]
+        here.stages.found = StagedParts([Part(DEBITS, 1, 0)])
         commit = CommitPosition(
             id=producer,
             timeout_ms=1_000,
@@ -398,6 +401,80 @@ async def test_rule_s6_a_fence_that_comes_while_stages_are_asked_is_met() -> Non
             await asking
         assert fenced.value.code is ErrorCode.PRODUCER_FENCED
         assert here.targets.asked == []
+
+
+@pytest.mark.parametrize(
+    ("chunks", "size_bytes", "limit"),
+    [
+        (5_001, 1 << 29, "transaction.max.chunks"),
+        (5_000, (1 << 30) + 1, "transaction.max.bytes"),
+        (5_000, 1 << 30, None),
+    ],
+)
+async def test_limits_of_a_transaction_hold_for_all_attempts_of_a_commit_together(
+    chunks: int, size_bytes: int, limit: str | None
+) -> None:
+    """Each stage sees its own attempts only."""
+    async with world() as here:
+        led = await here.lead()
+        here.stages.found = StagedParts([], size_bytes)
+        here.stages.may_answer.set()
+        attempts = tuple(AttemptNamed(name, chunks, chunks) for name in ("a", "b"))
+        commit = CommitPosition(
+            id=TransactionalId(NO_GROUP, "job"),
+            timeout_ms=1_000,
+            position=NumberedPosition(0, "r", None),
+            digest="x",
+            attempts=attempts,
+        )
+        if limit is None:
+            assert (await led.home.answer(commit)).state is TransactionState.COMPLETE
+            return
+        with pytest.raises(KafkaError, match=limit) as refused:
+            await led.home.answer(commit)
+        assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
+        assert refused.value.outcome is Outcome.NOT_WRITTEN
+        assert not here.log.entries
+
+
+async def test_rule_s11_a_home_forgets_the_numbers_of_deleted_topics_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(home_decisions, "FORGOTTEN_AT_ONCE", 1)
+    monkeypatch.setattr(home_module, "CHECK_INTERVAL_MS", 0)
+    """A clock that is doubted does not matter: nothing of it is an age."""
+    async with world() as here:
+        led = await here.lead(is_trusted=False)
+        await led.home.answer(one_shot("a", rows(DEBITS, 1), rows(CREDITS, 1)))
+        here.targets.metadata_offset = 6  # of an image that is older than the decision
+        here.targets.deleted = {DEBITS, CREDITS}
+        for _ in range(4):
+            led.home.tick()
+        assert len(led.shard.state().home.next_rows) == 2
+        here.targets.metadata_offset = 7
+        for left in (1, 0):
+            led.home.tick()
+            assert len(led.shard.state().home.next_rows) == left
+        await led.shard.settled()
+        await led.end()
+        assert not (await here.lead()).shard.state().home.next_rows
+
+
+async def test_one_name_under_two_groups_is_two_ids() -> None:
+    async with world() as here:
+        led = await here.lead()
+        for group in ("a", "b"):
+            told = await led.home.answer(
+                CommitPosition(
+                    id=TransactionalId(GroupId(group), "job"),
+                    timeout_ms=1_000,
+                    position=NumberedPosition(4, "r", None),
+                    digest=group,
+                    inline=(rows(DEBITS, 1),),
+                )
+            )
+            assert (told.state, told.already) == (TransactionState.COMPLETE, False)
+        assert len(here.targets.rows[DEBITS]) == 2
 
 
 async def test_rule_s9_missing_chunks_are_told_after_a_second_look_at_the_position() -> None:
@@ -447,7 +524,7 @@ async def test_rule_s12_nothing_is_decided_behind_the_deadline(
     """The broker stood still while a stage was asked: the key may be forgotten meanwhile."""
     async with world() as here:
         led = await here.lead()
-        here.stages.found = [Part(DEBITS, 1, staged_at("0"))]
+        here.stages.found = StagedParts([Part(DEBITS, 1, staged_at("0"))])
         request = replace(one_shot("a"), attempts=(AttemptNamed("1.0", 1, 1),))
         late = asyncio.create_task(led.home.answer(request))
         await here.stages.asked.wait()

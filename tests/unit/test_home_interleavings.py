@@ -12,7 +12,7 @@ import pytest
 from broker.coordinator.home import Home, HomePorts, Missing
 from broker.coordinator.records import UndecodableRecord
 from broker.coordinator.transaction_shard import TransactionShard
-from broker.transactions.home_decisions import Part
+from broker.transactions.home_decisions import StagedParts
 from broker.transactions.home_messages import (
     AbortPosition,
     ApplyAnswer,
@@ -86,7 +86,7 @@ class World:
     def is_deleted(self, target: Target, metadata_offset: int) -> bool:
         return False
 
-    async def parts(self, *_: object) -> Sequence[Part] | Missing:
+    async def parts(self, *_: object) -> StagedParts | Missing:
         raise AssertionError("nothing is staged here")
 
     def check_able(self, target: Target) -> None:

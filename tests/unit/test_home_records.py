@@ -24,6 +24,7 @@ from broker.transactions.home_records import (
     HomeValue,
     HorizonKey,
     NextKey,
+    NextValue,
     NumberValue,
     OtherRun,
     StagedPlace,
@@ -101,7 +102,7 @@ RECORDS: list[tuple[HomeKey, HomeValue | None]] = [
     (EpochKey(GroupId(""), "p"), EpochValue(4, None)),
     (EpochKey(G, "p"), EpochValue((1 << 53) + 1, 5)),
     (EpochKey(G, "p"), None),
-    (NextKey(BIG, T, PartitionId(0)), NumberValue((1 << 46) - 1)),
+    (NextKey(BIG, T, PartitionId(0)), NextValue((1 << 46) - 1, 7)),
     (HorizonKey(PartitionId(11)), PLACE),
     (FloorKey(), NumberValue(12)),
 ]

@@ -14,6 +14,7 @@ from broker.transactions.home_records import (
     FloorKey,
     HomeRecord,
     NextKey,
+    NextValue,
     NumberValue,
     TransactionKey,
 )
@@ -60,7 +61,7 @@ def test_rule_s1_all_records_of_a_decision_come_out_of_one_turn() -> None:
         NextKey(NUMBERING, *target("a")),
         NextKey(NUMBERING, *target("b")),
     ]
-    assert [each.value for each in records[1:]] == [NumberValue(5), NumberValue(1)]
+    assert [each.value for each in records[1:]] == [NextValue(5, 0), NextValue(1, 0)]
 
 
 def test_rule_s1_a_turn_changes_nothing_by_itself() -> None:
@@ -133,7 +134,7 @@ def test_rule_s4_numbers_jump_where_sequences_wrap() -> None:
     """A unit is never split: one that would cross 2^31 begins there, and names its predecessor."""
     turns = HomeTurns()
     key = NextKey(NUMBERING, *target("a"))
-    turns.write((HomeRecord(key, NumberValue(SEQUENCES - 3)),))
+    turns.write((HomeRecord(key, NextValue(SEQUENCES - 3, 0)),))
     for rows, after, number in (
         (2, SEQUENCES - 3, SEQUENCES - 3),
         (2, SEQUENCES - 1, SEQUENCES),
@@ -150,7 +151,7 @@ def test_rule_s4_numbers_jump_where_sequences_wrap() -> None:
 def test_rule_s4_a_unit_ends_at_the_end_of_a_sequence() -> None:
     turns = HomeTurns()
     key = NextKey(NUMBERING, *target("a"))
-    turns.write((HomeRecord(key, NumberValue(SEQUENCES - 3)),))
+    turns.write((HomeRecord(key, NextValue(SEQUENCES - 3, 0)),))
     turns.write(decided(turns, "a3", "a1@7"))
     first, second = turns.home.newest[named("n")].units
     assert (first.number, second.after, second.number) == (SEQUENCES - 3, SEQUENCES, SEQUENCES)
@@ -171,12 +172,12 @@ def test_rule_s4_numbers_end_with_an_error() -> None:
     """Numbers are 46 bits wide: behind them nothing is decided, and no number is given again."""
     turns = HomeTurns()
     key = NextKey(NUMBERING, *target("a"))
-    turns.write((HomeRecord(key, NumberValue(ROW_NUMBER_MAX)),))
+    turns.write((HomeRecord(key, NextValue(ROW_NUMBER_MAX, 0)),))
     with pytest.raises(KafkaError, match="would pass row") as caught:
         decided(turns, "b1", "a2")
     assert caught.value.code is ErrorCode.POLICY_VIOLATION
     turns.write(decided(turns, "a1"))
-    assert turns.home.next_rows[key] == ROW_NUMBER_MAX + 1
+    assert turns.home.next_rows[key].number == ROW_NUMBER_MAX + 1
 
 
 # ---------------------------------------------------------------- S6
@@ -513,6 +514,34 @@ def test_rule_s10_chunks_of_what_is_over_or_fenced_may_go() -> None:
     """)
 
 
+def test_rule_s10_what_was_let_go_is_named_again_where_its_position_is_forgotten() -> None:
+    """The commit asked its stage before, or a leader that lacks the word: it is not trimmed."""
+    check("""
+        commit n #5 A a1@6     -> decided | txn n 0.5 committing A run=r1 a:0+1@6, next a 1
+        complete n a=0         -> done    | txn n 0.5 complete A run=r1 a=0
+        ask n #5 @9 records=2  -> may go
+        forget n               -> forgotten | no txn n
+        commit n #5 B a1@9 b1@10 -> decided \
+            | txn n 0.5 committing B run=r1 a:1+1@9 b:0+1@10, next a 2, next b 1
+        ask n #5 @8 passed     -> may go | horizon 9
+        ask n #5 @9 records=2 passed -> stays
+        complete n a=1 b=0     -> done   | txn n 0.5 complete B run=r1 a=1 b=0
+        ask n #5 @9 records=2 passed -> may go | horizon 11
+        ask n #5 @6 passed     -> may go
+    """)
+
+
+def test_rule_s10_what_was_trimmed_is_not_named_where_its_position_is_forgotten() -> None:
+    check("""
+        commit n #5 A a1@6 -> decided   | txn n 0.5 committing A run=r1 a:0+1@6, next a 1
+        complete n a=0     -> done      | txn n 0.5 complete A run=r1 a=0
+        ask n #5 @9        -> may go
+        ask n #5 @9 passed -> may go    | horizon 10
+        forget n           -> forgotten | no txn n
+        commit n #5 B a1@9 -> below the horizon
+    """)
+
+
 def test_rule_s10_a_numbered_chunk_knows_no_fence() -> None:
     """A producer's epochs say nothing of an id without epochs."""
     turns = HomeTurns()
@@ -543,6 +572,24 @@ def test_rule_s10_chunks_of_a_forgotten_epoch_may_go() -> None:
         """,
         turns,
     )
+
+
+# ---------------------------------------------------------------- S11
+
+
+def test_rule_s11_numbers_of_a_deleted_topic_are_forgotten_by_a_new_enough_image() -> None:
+    """A home on a lagging broker lacks a new topic: it must not give its numbers again."""
+    check("""
+        commit n #4 A a2 b1 -> decided \
+            | txn n 0.4 committing A run=r1 a:0+2 b:0+1, next a 2, next b 1
+        deleted a 9         -> checked
+        complete n b=0 a    -> done    | txn n 0.4 complete A run=r1 b=0 dropped:a
+        deleted a 6         -> checked
+        deleted a 7         -> checked | no next a
+        load                -> loaded
+        deleted a 9         -> checked
+        commit n #5 B b1    -> decided | txn n 0.5 committing B run=r1 b:1+1, next b 2
+    """)
 
 
 # ---------------------------------------------------------------- S12

@@ -14,7 +14,7 @@ from typing_extensions import override
 from broker.coordinator import completion
 from broker.log.unit_check import AlreadyThere, NumberGap, UnitPlace, judge_units
 from broker.record.numbering import RowNumber
-from broker.transactions.home_decisions import ChunkPlaced, Part
+from broker.transactions.home_decisions import ChunkPlaced, Part, StagedParts
 from broker.transactions.home_messages import (
     ApplyAnswer,
     ApplyUnits,
@@ -102,10 +102,11 @@ async def staged_world() -> AsyncIterator[tuple[World, StagedTargets]]:
 def ask(here: World, led: Led, name: str, timeout_ms: int = 60_000) -> asyncio.Task[object]:
     """Commit two rows for DEBITS and one for CREDITS."""
     first = 2 * (ord(name) - ord("a"))
-    here.stages.found = [
+    parts = [
         Part(DEBITS, 2, staged_at(str(first))),
         Part(CREDITS, 1, staged_at(str(first + 1))),
     ]
+    here.stages.found = StagedParts(parts)
     return here.tasks.create_task(led.home.answer(commit(name, timeout_ms)))
 
 

@@ -69,6 +69,8 @@ class Stage:
         self.asked: list[StatusQuestion] = []
         self.gone: set[str] = set()
         """Names of ids whose chunks may go; a copied one always may."""
+        self.named: set[str] = set()
+        """Names of ids that are decided anew, with chunks that were let go."""
         self.settings = StageSettings(
             limits=StageLimits(
                 transaction_bytes=1 << 30,
@@ -99,6 +101,8 @@ class Stage:
 
     async def answer(self, question: StatusQuestion) -> Word:
         self.asked.append(question)
+        if question.is_passed:
+            return Word.KEEP if question.id.name in self.named else Word.GONE
         may_go = question.id.name in self.gone or question.copy is not None or question.is_aged
         return Word.GONE if may_go else Word.KEEP
 
@@ -256,6 +260,23 @@ async def test_rule_s10_the_log_start_moves_over_what_homes_let_go(stage: Stage)
     assert [id_.name for id_, _ in stage.leader.attempts()] == ["c"]
 
 
+async def test_rule_s10_the_log_start_passes_nothing_before_its_home_agrees(stage: Stage) -> None:
+    """A position was forgotten behind the home's word, and decided anew with the same chunk."""
+    await alone(stage)
+    for name in "abc":
+        await stage.stage(big(name))
+    stage.gone, stage.named = {"a", "b"}, {"b"}
+    await stage.leader.trim_round()
+    last = [(q.id.name, q.place, q.records) for q in stage.asked if q.is_passed]
+    assert last.count(("b", place_at(2), 2)) == 1, "not again in each wave"
+    replica = stage.here.manager.replica(HERE)
+    assert replica is not None
+    assert replica.log.requested_log_start == 0
+    stage.named.clear()
+    await stage.leader.trim_round()
+    await stage.start_at(4)
+
+
 async def test_rule_s10_a_silent_home_keeps_its_chunks(stage: Stage) -> None:
     await alone(stage)
     await stage.stage(big("a"))
@@ -282,7 +303,7 @@ async def test_rule_s10_a_living_chunk_is_moved_and_read_at_its_new_place(stage:
     stage.gone = {"b"}
     stage.settings = replace(stage.settings, move_bytes=1 << 20)
     await stage.leader.trim_round()
-    asked = [(q.id.name, q.place, q.copy) for q in stage.asked]
+    asked = [(q.id.name, q.place, q.copy) for q in stage.asked if not q.is_passed]
     assert asked[-1] == ("a", place_at(4), None)
     assert ("a", place_at(0), place_at(4)) in asked
     await stage.start_at(4)
@@ -344,7 +365,7 @@ async def test_rule_r10_a_chunk_does_not_age_while_the_clock_is_doubted(stage: S
     await stage.leader.trim_round()
     stage.trusted = True
     await stage.leader.trim_round()
-    assert [question.is_aged for question in stage.asked] == [False, True]
+    assert [one.is_aged for one in stage.asked if not one.is_passed] == [False, True]
 
 
 async def test_rule_r10_a_chunk_from_the_future_ages_by_the_time_it_is_known(
@@ -357,7 +378,7 @@ async def test_rule_r10_a_chunk_from_the_future_ages_by_the_time_it_is_known(
     await stage.leader.trim_round()
     stage.times.monotonic += 60_001
     await stage.leader.trim_round()
-    assert [question.is_aged for question in stage.asked] == [False, True]
+    assert [one.is_aged for one in stage.asked if not one.is_passed] == [False, True]
 
 
 async def test_a_leader_whose_epoch_has_ended_answers_nothing(stage: Stage) -> None:

@@ -11,13 +11,14 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from broker.transactions import stage_messages
+from broker.transactions import stage_messages, stage_trimming
 from broker.transactions.chunk_records import ChunkKey, RowsChunk
 from broker.transactions.messages import AttemptNamed
 from broker.transactions.stage_index import ChunkPlace, StageIndex
 from broker.transactions.stage_messages import StatusQuestion, Word
 from broker.transactions.stage_trimming import (
     TrimRound,
+    last_questions,
     log_start_of,
     next_moves,
     next_questions,
@@ -251,3 +252,25 @@ def test_a_home_that_does_not_answer_is_not_asked_again_in_a_round(world: World)
     assert world.questions(trim_round) == []
     assert world.move(trim_round, FORCED) == []
     assert world.questions() == [question]
+
+
+def test_rule_s10_each_home_is_asked_last_about_its_last_place_that_goes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So its horizon rises over all that goes of it, and over nothing that stays."""
+    for name in "abcde":
+        world.stage(chunk(name, targets=2))
+    world.commit()
+    for base in (0, 2, 4, 6):
+        world.index.release(base)
+    assert log_start_of(world.index, world.log.high_watermark) == 8
+    asked = last_questions(world.index, STAGE, 8)
+    assert {(q.id.name, q.place, q.records, q.is_passed) for q in asked} == {
+        ("c", place_at(4), 2, True),
+        ("d", place_at(6), 2, True),
+    }
+    head = orjson.loads(orjson.dumps(stage_messages.encode_status(asked[0]).head))
+    assert stage_messages.decode_status(head) == asked[0]
+    monkeypatch.setattr(stage_trimming, "TRIMMED_MAX", 3)
+    assert log_start_of(world.index, world.log.high_watermark) == 6
+    assert last_questions(world.index, STAGE, 0) == []

@@ -118,12 +118,13 @@ async def test_rule_s9_parts_come_in_the_order_of_attempts_sequences_and_targets
         ID, (1, 0), [AttemptNamed("b", 1, 1), AttemptNamed("1.0", 2, 3)], 1_000
     )
     assert not isinstance(parts, Missing)
-    assert [(part.source, part.target.partition, part.rows) for part in parts] == [
+    assert [(part.source, part.target.partition, part.rows) for part in parts.parts] == [
         (StagedPlace(STAGE, place_at(3)), 0, 1),
         (StagedPlace(STAGE, place_at(2)), 0, 1),
         (StagedPlace(STAGE, place_at(0)), 0, 1),
         (StagedPlace(STAGE, place_at(1)), 1, 1),
     ]
+    assert parts.size_bytes == 4 * chunk("a").size_bytes
     lacking = await asker.requests.parts(ID, (1, 0), [AttemptNamed("1.0", 3, 3)], 1_000)
     assert isinstance(lacking, Missing)
     assert "2 of 3 chunks" in lacking.reason
