@@ -394,12 +394,16 @@ def test_a_refused_commit_can_only_be_aborted() -> None:
     assert set(home.decided) == {("g", 1, 1)}
 
 
-def test_a_refusal_behind_a_lost_answer_leaves_the_outcome_unknown() -> None:
+@pytest.mark.parametrize(("status", "code"), [(404, 40403), (409, 40903), (409, 40912)])
+def test_rule_s7_a_refusal_behind_a_lost_answer_leaves_the_outcome_unknown(
+    status: int, code: int
+) -> None:
+    """Rule S7: the lost attempt may be decided later, when offsets or members have changed."""
     home = HomeStandIn()
     home.begin()
     home.produce(1)
     home.lost_requests = 1
-    home.refusals = [(404, 40403)]
+    home.refusals = [(status, code)]
     with pytest.raises(OutcomeUnknownError):
         home.commit()
     home.commit()

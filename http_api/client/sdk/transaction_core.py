@@ -81,8 +81,6 @@ _OVER: Final = {
     int(RestCode.TRANSACTION_SUPERSEDED),
 }
 """Codes that say that another producer has the id."""
-_FINAL: Final = {int(RestCode.ILLEGAL_STATE), int(RestCode.OFFSET_NOT_EXPECTED)}
-"""Codes of a commit that stand in the home's log: none of its attempts was, or will be, decided."""
 
 
 class TransactionPhase(Enum):
@@ -440,7 +438,7 @@ class TransactionCore:
             return error
         if isinstance(error, ApiError) and error.outcome is not Outcome.UNKNOWN:
             is_refusal = error.status < 500 and not isinstance(error, ThrottledError)
-            if error.code in _FINAL or (is_refusal and not self._is_doubtful):
+            if is_refusal and not self._is_doubtful:
                 transaction.failure = error
                 self.state = TransactionPhase.OPEN
                 return error
