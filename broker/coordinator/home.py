@@ -380,10 +380,7 @@ class Home:
         """Return the fate of a decided position: complete, or committing at the deadline (S3)."""
         epoch, number = content.at
         value = verdict.value
-        decision = self._completion.find(content.id)
-        is_here = decision is not None and decision.value.at == content.at
-        if decision is not None and is_here and not decision.done.is_set():
-            await self._wait(decision, deadline_ms)
+        decision = await self._awaited(content, deadline_ms)
         if self._shard.is_ready and not self._shard.state().home.fault:
             last = self._home().newest.get(content.id)
             if last is not None and last.at == content.at:
@@ -395,12 +392,12 @@ class Home:
         # may be said of it than that it is committing, least of all that nothing was written (S3).
         state, placed, dropped = value.state, value.placed, value.dropped
         pending: tuple[PendingTarget, ...] = ()
-        if decision is not None and is_here:
+        if decision is not None and not decision.waiting:
+            # Each target has acknowledged; the record of it may still be under way.
+            state, placed = TransactionState.COMPLETE, decision.placed()
+            dropped = tuple(decision.dropped)
+        elif decision is not None and state is TransactionState.COMMITTING:
             pending = self._completion.pending(decision)
-            if not decision.waiting:
-                # Each target has acknowledged; the record of it may still be under way.
-                state, placed = TransactionState.COMPLETE, decision.placed()
-                dropped = tuple(decision.dropped)
         return TransactionOutcome(
             epoch=epoch,
             number=number,
@@ -411,6 +408,22 @@ class Home:
             dropped=tuple((one.topic_id, one.partition) for one in dropped),
             layout=value.layout,
         )
+
+    async def _awaited(self, content: Content, deadline_ms: int) -> OpenDecision | None:
+        """Wait for the completion of a position, and return it as it is then.
+
+        A load ends the waits, and begins the completion anew: that one is waited for, too.
+        """
+        last: OpenDecision | None = None
+        while (found := self._completion.find(content.id)) is not None:
+            if found is last or found.value.at != content.at:
+                break
+            last = found
+            if not last.done.is_set():
+                await self._wait(last, deadline_ms)
+            if not last.done.is_set():
+                break  # at the deadline
+        return last
 
     async def _wait(self, decision: OpenDecision, deadline_ms: int) -> None:
         left_ms = deadline_ms - self._now_ms()
