@@ -72,7 +72,9 @@ ATTEMPT_MS_MAX: Final = 10_000
 AGAIN_S: Final = 0.5
 """Pause before a decided transaction is asked about again, and behind a limit of the brokers."""
 CHUNK_BYTES_MAX: Final = 900_000
-"""Text of a chunk, whatever ``batch_size`` says: brokers take 1 MiB with the default settings."""
+"""Text of a chunk, whatever ``batch_size`` says and the brokers would take."""
+BODY_BYTES: Final = len(b'{"records":[]}')
+"""Text around a chunk in the body of its request."""
 OPEN_SHARE: Final = 4
 """Open chunks take at most one part in so many of the buffer."""
 _OVER: Final = {
@@ -161,6 +163,8 @@ class TransactionCore:
                 self._end(_fenced(error))
             raise
         self.last = life.last
+        most = life.chunk_max_bytes - BODY_BYTES
+        self._chunk_bytes = min(self._config.batch_size, CHUNK_BYTES_MAX, most)
         home = self._homes[group] = HomeLife(group, life.epoch)
         return home
 

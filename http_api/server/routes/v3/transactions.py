@@ -197,6 +197,9 @@ class TransactionRoutes(V3Routes):
             epoch=found.epoch,
             last=_last(found.last),
             forgotten_to_epoch=found.forgotten_to_epoch,
+            chunk_max_bytes=min(
+                self._apis.transactions.limits.chunk_bytes, self._limits.max_body_bytes
+            ),
         )
         return json_reply(shapes.life(self._links, life), JSON, headers=self._home_headers(id_))
 
