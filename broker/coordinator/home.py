@@ -393,11 +393,7 @@ class Home:
     ) -> TransactionOutcome:
         """Return the fate of a decided position: complete, or committing at the deadline (S3)."""
         epoch, number = content.at
-        decision = self._completion.find(content.id)
-        if decision is not None and decision.value.at != content.at:
-            decision = None
-        if decision is not None and not decision.done.is_set():
-            await self._wait(decision, deadline_ms)
+        decision = await self._awaited(content, deadline_ms)
         value = self._present(content, verdict.value)
         is_seen = decision is not None and decision.is_seen
         if not value.is_open and _is_staged(verdict.value) and not is_seen:
@@ -442,6 +438,22 @@ class Home:
         # A later position was decided, or it is forgotten: it is complete.
         placed = OpenDecision(content.id, value, {}).placed()
         return replace(slim(value), state=TransactionState.COMPLETE, placed=placed)
+
+    async def _awaited(self, content: Content, deadline_ms: int) -> OpenDecision | None:
+        """Wait for the completion of a position, and return it as it is then.
+
+        A load ends the waits, and begins the completion anew: that one is waited for, too.
+        """
+        last: OpenDecision | None = None
+        while (found := self._completion.find(content.id)) is not None:
+            if found is last or found.value.at != content.at:
+                break
+            last = found
+            if not last.done.is_set():
+                await self._wait(last, deadline_ms)
+            if not last.done.is_set():
+                break  # at the deadline
+        return last
 
     async def _wait(self, decision: OpenDecision, deadline_ms: int) -> None:
         left_ms = deadline_ms - self._now_ms()

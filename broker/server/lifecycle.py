@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from typing_extensions import override
 
 from broker.replication.leader_state import LeaderState
-from raft_metadata.common.clock import suspended_ms
 from raft_metadata.common.disk import Disk
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import UNKNOWN_BROKER_EPOCH, BrokerEpoch, NodeId
@@ -184,20 +183,12 @@ class ControllerClock:
     monotonic time; a change of this machine's wall clock does not change the controllers' offsets.
     """
 
-    def __init__(
-        self, clock: Clock, difference_max_ms: int, suspended: Callable[[], int] = suspended_ms
-    ) -> None:
-        """Take ``suspended``, which returns the milliseconds that this machine has slept.
-
-        Monotonic time does not contain them.
-        """
+    def __init__(self, clock: Clock, difference_max_ms: int) -> None:
         self.monotonic_ms: Callable[[], int] = clock.monotonic_ms
         """This machine's monotonic time in milliseconds."""
         self._clock = clock
         self._own_wall_ms = clock.wall_ms
         self._difference_max_ms = difference_max_ms
-        self._suspended = suspended
-        self._slept_ms = suspended()
         self._measurement: _Measurement | None = None
         """The active controller's last one."""
         self._offset_by_controller: dict[NodeId, tuple[int, int]] = {}
@@ -224,7 +215,6 @@ class ControllerClock:
 
         ``sent_ms`` is monotonic.
         """
-        self._wake()
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
         error_ms = max(now_ms - sent_ms, 0) // 2
         ahead_ms = wall_ms - error_ms - controller_wall_ms
@@ -278,7 +268,6 @@ class ControllerClock:
     # inside
 
     def _corrected(self, wall_ms: int, now_ms: int) -> int:
-        self._wake()
         own = wall_ms - now_ms
         clocks = self._offsets
         if len(clocks) < MAJORITY_OF:
@@ -312,23 +301,6 @@ class ControllerClock:
         # A clock under correction is compared each time, so that its recovery is logged.
         near = range(highest - most, lowest + most + 1)
         self._near_offsets = range(0) if self._is_corrected else near
-
-    def _wake(self) -> None:
-        """Add the time that this machine slept to the controllers' offsets.
-
-        Monotonic time stood still meanwhile, and all wall clocks went on.
-        """
-        slept_ms = self._suspended()
-        more, self._slept_ms = slept_ms - self._slept_ms, slept_ms
-        if not more:
-            return
-        self._offset_by_controller = {
-            node: (offset + more, at) for node, (offset, at) in self._offset_by_controller.items()
-        }
-        if self._agreed is not None:
-            self._agreed += more
-        if self._offset_by_controller:
-            self._judge()
 
 
 class Lifecycle:

@@ -134,6 +134,9 @@ class PeerRequests:
         match kind:
             case Kind.TXN:
                 request = decode_home_request(body)
+                # The frame says what is left when it is written; the rest passed before (S12).
+                left_ms = min(request.timeout_ms, timeout_ms)
+                request = replace(request, timeout_ms=left_ms)
                 return encode_home_answer(await self._coordinators.answer_id(request))
             case Kind.APPLY:
                 answer = await self._coordinators.targets.append(decode_apply(body), timeout_ms)

@@ -445,18 +445,22 @@ def _with_time(request: HomeRequest[A], left_ms: int) -> HomeRequest[A]:
 
 CERTAIN = frozenset(
     {
+        # Epochs only grow: whoever judges an earlier attempt later finds it fenced, too.
         ErrorCode.PRODUCER_FENCED,
+        # The position is decided with another content, which stays.
         ErrorCode.TRANSACTION_CONFLICT,
+        # The position is aborted, which stays.
         ErrorCode.TRANSACTION_ABORTED,
+        # A newer position is decided, which stays; what became of this one is not known any more.
         ErrorCode.TRANSACTION_SUPERSEDED,
-        ErrorCode.OFFSET_NOT_EXPECTED,
-        ErrorCode.FENCED_MEMBER_EPOCH,
-        ErrorCode.FENCED_INSTANCE_ID,
-        ErrorCode.ILLEGAL_STATE,
-        ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
     }
 )
-"""Refusals by what stands in the home's log; all others speak of their attempt only (rule S7)."""
+"""Refusals by what stands in the home's log for good; all others speak of their attempt only (S7).
+
+Those of offsets and members tell the state of now: a reset may bring the expected offset back, the
+last member may leave, an instance may get its name again, a member its partition. An attempt that
+is still under way is decided then. A key or id that is not found may have been forgotten by one.
+"""
 
 
 def _told(error: KafkaError, doubts: Sequence[KafkaError]) -> KafkaError:

@@ -93,6 +93,8 @@ class ProducerLife:
     last: DecidedPosition | None
     forgotten_to_epoch: int
     """A position behind ``last``, of an epoch above this one, was never decided."""
+    chunk_max_bytes: int
+    """The most bytes that the body of a staged request may have, as the cluster is configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,7 @@ def life_of(row: Mapping[str, Any]) -> ProducerLife:
         epoch=row["epoch"],
         last=_last(row),
         forgotten_to_epoch=row["forgotten_to_epoch"],
+        chunk_max_bytes=row["chunk_max_bytes"],
     )
 
 

@@ -55,6 +55,7 @@ def life(links: Links, found: ProducerLife) -> JsonObject:
         "epoch": found.epoch,
         "last": _last(found.last),
         "forgotten_to_epoch": found.forgotten_to_epoch,
+        "chunk_max_bytes": found.chunk_max_bytes,
     }
 
 

@@ -34,6 +34,7 @@ from http_api.server.app import HttpServer, build_app
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.faults import ProcessFaultHandler
 from raft_metadata.common.ids import BrokerId, NodeId
+from raft_metadata.common.standstills import Standstills
 
 HTTP_SHUTDOWN_GRACE_S = 1.0
 """Time for requests in flight at a stop. Leaderships have moved by then, so only long polls are
@@ -64,8 +65,12 @@ async def _serve(node: OpenedNode) -> None:
         )
         await controllers.start()
         stack.push_async_callback(controllers.stop)
+        standstills = Standstills(SystemClock())
         peers = TcpPeerChannel(
-            broker_id=broker_id, cluster_id=config.cluster_id, dial=_peer_dial(config)
+            broker_id=broker_id,
+            cluster_id=config.cluster_id,
+            dial=_peer_dial(config),
+            standstills=standstills,
         )
         stack.push_async_callback(peers.stop)
         server = BrokerServer(
@@ -79,20 +84,25 @@ async def _serve(node: OpenedNode) -> None:
         await server.start()
         stack.push_async_callback(server.stop)
         async with asyncio.TaskGroup() as group:
+            watching = group.create_task(standstills.run(), name="standstills")
             running = group.create_task(run_or_end_process(server.run(), faults), name="broker")
             try:
                 async with contextlib.AsyncExitStack() as listeners:
-                    await _listen(node, server, listeners)
+                    await _listen(node, server, standstills, listeners)
                     freeze_collector()
                     if not stop_requested.is_set():
                         await until_stopped(stop_requested, running)
                         await server.controlled_shutdown()
             finally:
                 running.cancel()
+                watching.cancel()
 
 
 async def _listen(
-    node: OpenedNode, server: BrokerServer, listeners: contextlib.AsyncExitStack
+    node: OpenedNode,
+    server: BrokerServer,
+    standstills: Standstills,
+    listeners: contextlib.AsyncExitStack,
 ) -> None:
     config = node.config
     peer_server = PeerServer(
@@ -100,6 +110,7 @@ async def _listen(
         broker_id=BrokerId(config.node_id),
         cluster_id=config.cluster_id,
         services=server.peer_services,
+        standstills=standstills,
     )
     with binding(config.listen_inner, config.name):
         await peer_server.start()
@@ -112,6 +123,7 @@ async def _listen(
             server.debug_state,
             trusted_hosts(config),
             config.proxies,
+            standstills,
         ),
         config.limits,
         timeouts=config.timeouts,

@@ -20,6 +20,9 @@ KEEPALIVE_IDLE_S = 30
 KEEPALIVE_INTERVAL_S = 10
 KEEPALIVE_PROBES = 3
 """A peer that vanished without closing (power, cable) is given up after about a minute."""
+UNDELIVERED_MS_MAX = 15_000
+"""Time after which the kernel gives a connection up, also a closed one, if the other end's kernel
+does not take what was sent. Else a request could arrive minutes after its time-out (rule S12)."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -49,6 +52,8 @@ def tune_socket(sock: socket.socket | None) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNDELIVERED_MS_MAX)
 
 
 def hand_over(

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from http_api.peer.connections import DialledGreeting, hand_over, split_address
@@ -23,8 +24,10 @@ from http_api.peer.frames import (
     request_frame_bytes,
 )
 from http_api.peer.rpc_connection import PostedCall, RpcConnection, unreachable
+from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
+from raft_metadata.common.standstills import Standstills
 
 if TYPE_CHECKING:
     from broker.ports import PeerRequest
@@ -58,7 +61,9 @@ class TcpPeerChannel:
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_requests_in_flight: int = MAX_REQUESTS_IN_FLIGHT,
+        standstills: Standstills | None = None,
     ) -> None:
+        """Take the standstills of this process; without them none is noticed."""
         self._broker_id = broker_id
         self._cluster_id = cluster_id
         self._dial = dict(dial or {})
@@ -69,6 +74,8 @@ class TcpPeerChannel:
         self._streams: set[asyncio.Transport] = set()
         self._dialling: set[asyncio.Task[None]] = set()
         self._stopped = False
+        self._standstills = standstills or Standstills(SystemClock())
+        self._standstills.when_noticed(partial(self._close_all, "this broker stood still"))
 
     async def stop(self) -> None:
         """Close every connection; requests under way end with an unknown outcome."""
@@ -76,15 +83,19 @@ class TcpPeerChannel:
         for task in self._dialling:
             task.cancel()
         await asyncio.gather(*self._dialling, return_exceptions=True)
-        for link in self._links.values():
-            if link.connection is not None:
-                link.connection.close("this broker stops")
+        self._close_all("this broker stops")
         self._links.clear()
         for transport in self._streams:
             transport.abort()
         self._streams.clear()
         # Connections are notified of their loss one loop turn after the abort.
         await asyncio.sleep(0)
+
+    def _close_all(self, reason: str) -> None:
+        """Close the connections for requests; what they have not sent is dropped."""
+        for link in list(self._links.values()):
+            if link.connection is not None:
+                link.connection.close(reason)
 
     async def call(
         self, broker_id: BrokerId, peer: str, kind: int, body: bytes, timeout_ms: int
@@ -98,6 +109,7 @@ class TcpPeerChannel:
             )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
+        standstills = self._standstills.look()
         connection = self._ready(broker_id, peer)
         if connection is None:
             try:
@@ -106,6 +118,8 @@ class TcpPeerChannel:
                     await connection.writable.wait()
             except TimeoutError:
                 raise unreachable(broker_id, f"not connected within {timeout_ms} ms") from None
+        if self._standstills.look() != standstills:
+            raise unreachable(broker_id, "this broker stood still")  # its deadline is over (S12)
         left_ms = max(1, round((deadline - loop.time()) * 1000))
         return await connection.request(kind, body, left_ms)
 

@@ -33,8 +33,10 @@ from http_api.peer.frames import (
     encode_welcome,
     take_hello,
 )
+from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, ClusterId
+from raft_metadata.common.standstills import Standstills
 
 BATCH_TEXT_BYTES_MAX = 65_536
 """Bytes of answers that are gathered for one write; larger writes gain nothing."""
@@ -73,12 +75,15 @@ class PeerServer:
         cluster_id: ClusterId,
         services: PeerServices,
         limits: PeerLimits | None = None,
+        standstills: Standstills | None = None,
     ) -> None:
+        """Take the standstills of this process; without them none is noticed."""
         self._host, self._port = split_address(bind)
         self.broker_id = broker_id
         self.cluster_id = cluster_id
         self.services = services
         self.limits = limits or PeerLimits()
+        self.standstills = standstills or Standstills(SystemClock())
         self._server: asyncio.Server | None = None
         self._transports: set[asyncio.Transport] = set()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -94,6 +99,7 @@ class PeerServer:
         """Listen. OSError when the port is taken."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Greeting(self), self._host, self._port)
+        self.standstills.when_noticed(self._cut_all)
         _log.info("peer listener open address=%s", self.address)
 
     async def stop(self) -> None:
@@ -101,14 +107,18 @@ class PeerServer:
         self._stopping = True
         if self._server is not None:
             self._server.close()
-        for transport in self._transports:
-            transport.abort()
+        self._cut_all()
         for task in self._handlers:
             task.cancel()
         await asyncio.gather(*self._handlers, return_exceptions=True)
         # Connections are notified of their loss one loop turn after the abort.
         await asyncio.sleep(0)
         self._transports.clear()
+
+    def _cut_all(self) -> None:
+        """Abort all connections, streams included."""
+        for transport in self._transports:
+            transport.abort()
 
     # -- for the protocols of this module
 
@@ -144,6 +154,9 @@ class _Greeting(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
+        if not self._server.standstills.admits():
+            self._transport.abort()
+            return
         if not self._server.admit(self._transport):
             _log.warning("peer connection refused reason=too_many")
             self._transport.abort()
@@ -338,6 +351,8 @@ class _RpcService(asyncio.Protocol):
         )
 
     async def _serve(self, request: Request) -> None:
+        if self._server.standstills.is_cut(self._transport):
+            return  # sent long ago, perhaps, to this process that stood still (rule S12)
         try:
             body = await self._server.services.answer(
                 request.kind, request.body, request.timeout_ms

@@ -280,7 +280,8 @@ class RpcConnection(asyncio.Protocol):
     def _close_if_retired(self) -> None:
         idle = not self._waiting and not self._posted
         if self._state is ConnectionState.RETIRED and idle and self._transport is not None:
-            self._transport.close()
+            # Not closed: what it has not sent would still arrive, long after its time-out (S12).
+            self._transport.abort()
 
 
 def unreachable(broker_id: BrokerId, reason: str) -> KafkaError:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from http_api.server.partition_watches import PartitionWatches
     from http_api.server.streams import StreamRegistry
     from raft_metadata.common.ids import TopicName
+    from raft_metadata.common.standstills import Standstills
     from raft_metadata.image.metadata_image import MetadataImage, TopicImage
 
 
@@ -93,8 +94,19 @@ class ApiContext:
     streams: StreamRegistry
     settings: LiveSettings
     watches: PartitionWatches
+    standstills: Standstills
     trusted: TrustedHosts = ANY_HOST
     proxies: TrustedProxies = NO_PROXIES
+
+    def check_connected(self, request: web.BaseRequest) -> None:
+        """Check right before a transaction's request is begun that its client still waits for it.
+
+        Raises:
+            ConnectionResetError: the client gave up, or this process stood still meanwhile, and has
+                cut what was connected before (rule S12).
+        """
+        if self.standstills.is_cut(request.transport):
+            raise ConnectionResetError
 
 
 def reply(

@@ -76,6 +76,7 @@ from http_api.server.routes.v3.transactions import TransactionRoutes
 from http_api.server.routing import PathRouter, RouteGroup
 from http_api.server.streams import StreamRegistry
 from raft_metadata.common.clock import SystemClock
+from raft_metadata.common.standstills import Standstills
 
 if TYPE_CHECKING:
     from broker.config import AccessLogConfig, BrokerLimits
@@ -110,12 +111,14 @@ def build_app(
     debug_state: BrokerDebugState | None = None,
     trusted: TrustedHosts = ANY_HOST,
     proxies: TrustedProxies = NO_PROXIES,
+    standstills: Standstills | None = None,
 ) -> web.Application:
     """Return the app with every route of the public listener, in front of ``apis``.
 
     Answers name this broker as ``advertised_url`` (``http://host:port``), those to requests from
     ``proxies`` as the proxy reports. ``debug_state`` gives the debug state of this broker; None:
     its paths are not served. Requests of web pages are served under the names in ``trusted`` only.
+    ``standstills``: those of this process; None: none is noticed.
     """
     streams = StreamRegistry(limits.max_streams)
     watches = PartitionWatches(apis)
@@ -126,6 +129,7 @@ def build_app(
         streams,
         LiveSettings(apis),
         watches,
+        standstills or Standstills(SystemClock()),
         trusted,
         proxies,
     )
@@ -311,6 +315,7 @@ class HttpServer:
         self._lane = app[LANE]
         self._limits = limits
         self._timeouts = timeouts
+        self._standstills = app[CONTEXT].standstills
         self.gate = ConnectionGate(limits, app[CONTEXT].proxies, open_files_max())
         """Count of the open connections."""
         self._closed = self.gate.leave
@@ -336,11 +341,15 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: Doorkeeper(self.gate, self.connection_for), host, port, backlog=BACKLOG
+                lambda: Doorkeeper(self.gate, self._standstills, self.connection_for),
+                host,
+                port,
+                backlog=BACKLOG,
             )
         except OSError:
             await self._runner.cleanup()
             raise
+        self._standstills.when_noticed(self._cut_all)
         if self._access is not None:
             self._access.start()
         bound = self._server.sockets[0].getsockname()
@@ -357,6 +366,13 @@ class HttpServer:
         self.gate.stop()
         if self._access is not None:
             await asyncio.to_thread(self._access.stop)
+
+    def _cut_all(self) -> None:
+        """Abort all connections: what they hold was sent before a standstill (rule S12)."""
+        server = self._runner.server
+        for connection in [] if server is None else server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
 
     def connection_for(self, host: str) -> LaneConnection:
         """Return the handler of a connection from this IP address, which the gate let in."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from broker.config import BrokerLimits
     from http_api.contract.forwarding import TrustedProxies
+    from raft_metadata.common.standstills import Standstills
 
 _log = logging.getLogger("http_api.server")
 
@@ -128,16 +129,22 @@ class Doorkeeper(asyncio.Protocol):
     Owned by its transport, for that moment.
     """
 
-    __slots__ = ("_gate", "_open")
+    __slots__ = ("_gate", "_open", "_standstills")
 
-    def __init__(self, gate: ConnectionGate, open_: Callable[[str], asyncio.Protocol]) -> None:
+    def __init__(
+        self,
+        gate: ConnectionGate,
+        standstills: Standstills,
+        open_: Callable[[str], asyncio.Protocol],
+    ) -> None:
         self._gate = gate
+        self._standstills = standstills
         self._open = open_
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         host = peer_host(transport.get_extra_info("peername"))
-        if not self._gate.enter(host):
+        if not self._standstills.admits() or not self._gate.enter(host):
             cast("asyncio.Transport", transport).abort()
             return
         handler = self._open(host)

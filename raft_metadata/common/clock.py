@@ -23,24 +23,18 @@ class Clock(Protocol):
         ...
 
 
+_STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The monotonic clock that goes on while the machine is suspended, where the system has one: else
+a deadline and a lease would outlive it by as long as the machine slept (rules G3, S12)."""
+
+
 class SystemClock:
     """The machine's own clocks: the only place in the product that reads them."""
 
     def monotonic_ms(self) -> int:
-        """Return the machine's monotonic clock in milliseconds."""
-        return time.monotonic_ns() // 1_000_000
+        """Return the machine's monotonic clock in milliseconds, suspended time included."""
+        return time.clock_gettime_ns(_STEADY_CLOCK) // 1_000_000
 
     def wall_ms(self) -> int:
         """Return the machine's wall clock in milliseconds since 1970-01-01 UTC."""
         return time.time_ns() // 1_000_000
-
-
-def suspended_ms() -> int:
-    """Return the milliseconds that this machine has been suspended since it was started.
-
-    Monotonic time leaves them out. 0 where the system has no CLOCK_BOOTTIME.
-    """
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        return 0
-    slept_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
-    return slept_ns // 1_000_000

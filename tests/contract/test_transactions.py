@@ -269,6 +269,7 @@ async def test_an_init_tells_the_fate_of_the_last_life(door: Door) -> None:
             "epoch": 4,
             "last": {"epoch": 3, "number": 6, "state": "committing", "lost_rows": 4},
             "forgotten_to_epoch": 1,
+            "chunk_max_bytes": 1_048_576,
         },
     )
     del door.apis.transactions.answers["init"]

@@ -16,6 +16,7 @@ from broker.config import AccessLogConfig, BrokerLimits, BrokerTimeouts
 from http_api.contract.foreign_pages import TrustedHosts
 from http_api.contract.forwarding import NO_PROXIES, TrustedProxies
 from http_api.server.app import TIMEOUTS, HttpServer, build_app
+from raft_metadata.common.standstills import Standstills
 from tests.support.declared_answers import watch_answers
 from tests.support.fake_broker_apis import CLUSTER_ID, FakeBrokerApis
 
@@ -124,6 +125,7 @@ async def open_door(
     proxies: TrustedProxies = NO_PROXIES,
     timeouts: BrokerTimeouts = TIMEOUTS,
     access: AccessLogConfig | None = None,
+    standstills: Standstills | None = None,
 ) -> AsyncIterator[Door]:
     """A listening door, by default in front of a fake broker with ``flights`` (2 partitions).
 
@@ -134,7 +136,7 @@ async def open_door(
         apis = FakeBrokerApis()
         apis.add_topic("flights", 2)
     limits = replace(limits or BrokerLimits(), http_fast_lane=FAST_LANE.get())
-    app = build_app(apis, limits, ADVERTISED, None, TRUSTED, proxies)
+    app = build_app(apis, limits, ADVERTISED, None, TRUSTED, proxies, standstills)
     check_answers = watch_answers(app)
     server = HttpServer(app, limits, timeouts=timeouts, access=access, shutdown_grace_s=grace_s)
     address = await server.start("127.0.0.1:0")

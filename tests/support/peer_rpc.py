@@ -14,6 +14,7 @@ from http_api.peer.peer_channel import TcpPeerChannel
 from http_api.peer.peer_server import PeerLimits, PeerServer
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import BrokerId, ClusterId
+from raft_metadata.common.standstills import Standstills
 
 CLUSTER = ClusterId("AAAAAAAAAAAAAAAAAAAAAA")
 ONE, TWO = BrokerId(1), BrokerId(2)
@@ -64,9 +65,20 @@ class Services:
 
 @asynccontextmanager
 async def serving(
-    services: Services, *, bind: str = "127.0.0.1:0", limits: PeerLimits | None = None
+    services: Services,
+    *,
+    bind: str = "127.0.0.1:0",
+    limits: PeerLimits | None = None,
+    standstills: Standstills | None = None,
 ) -> AsyncIterator[PeerServer]:
-    server = PeerServer(bind, broker_id=TWO, cluster_id=CLUSTER, services=services, limits=limits)
+    server = PeerServer(
+        bind,
+        broker_id=TWO,
+        cluster_id=CLUSTER,
+        services=services,
+        limits=limits,
+        standstills=standstills,
+    )
     await server.start()
     try:
         yield server

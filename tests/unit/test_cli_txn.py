@@ -129,6 +129,7 @@ async def test_abort_fences_the_producer(shell: Shell) -> None:
         "epoch": 1,
         "last": None,
         "forgotten_to_epoch": 0,
+        "chunk_max_bytes": 1_048_576,
     }
     of_a_key = await shell("txn", "abort", "key:k", "--yes")
     assert of_a_key.code == 1

@@ -43,7 +43,7 @@ from broker.transactions.messages import (
 from raft_metadata.common.clock import SystemClock
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 from raft_metadata.common.ids import BrokerId, GroupId, LeaderEpoch, PartitionId, TopicId
-from tests.support.group_log import SharedLog
+from tests.support.group_log import MemoryShardLog, SharedLog
 from tests.support.home_turns import staged_at
 
 DEBITS = Target(TopicId("debits"), PartitionId(0))
@@ -127,7 +127,11 @@ class Led:
     home: Home
     shard: TransactionShard
     run: asyncio.Task[None]
-    appends: list[list[ShardRecord]]
+    memory: MemoryShardLog
+
+    @property
+    def appends(self) -> list[list[ShardRecord]]:
+        return self.memory.appends
 
     async def ready(self) -> Led:
         async with asyncio.timeout(5):
@@ -169,7 +173,7 @@ class World:
         )
         home = Home(shard, NUMBERING, ports, self.tasks.create_task)
         run = self.tasks.create_task(shard.run())
-        led = Led(self.log, self.targets, self.stages, home, shard, run, memory.appends)
+        led = Led(self.log, self.targets, self.stages, home, shard, run, memory)
         self.led.append(led)
         return await led.ready()
 
@@ -516,6 +520,31 @@ async def test_rule_s3_what_is_decided_is_committing_also_if_its_home_is_refused
         led.shard.state().home.fault = "a record of another version"
         outcome: TransactionOutcome = await asking
         assert outcome.state is TransactionState.COMMITTING
+
+
+async def test_rule_s3_a_load_does_not_end_the_wait_for_a_completion() -> None:
+    """Rule S3: it is told at the deadline, or once it is complete, also to a repeat behind it."""
+    async with world() as here:
+        led = await here.lead()
+        here.targets.able.clear()
+        request = one_shot("a", rows(DEBITS, 1))
+        first = asyncio.create_task(led.home.answer(request))
+        await until(lambda: here.targets.asked)
+        led.memory.next_append = KafkaError(
+            ErrorCode.NOT_ENOUGH_REPLICAS, outcome=Outcome.NOT_WRITTEN
+        )
+        with pytest.raises(KafkaError):
+            await led.home.answer(one_shot("b", rows(CREDITS, 1)))
+        await until(lambda: len(here.targets.asked) == 2)  # the completion began anew
+        repeat = asyncio.create_task(led.home.answer(request))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not first.done()
+        assert not repeat.done()
+        here.targets.able.set()
+        for told in (await first, await repeat):
+            assert told.state is TransactionState.COMPLETE
+            assert told.pending == ()
 
 
 async def test_rule_s12_nothing_is_decided_behind_the_deadline(

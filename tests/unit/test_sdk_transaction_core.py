@@ -59,6 +59,7 @@ class HomeStandIn:
         """(status, code) of the next commits."""
         self.states: list[str] = []
         """States that the next commits are answered, in place of complete."""
+        self.chunk_max_bytes = 1_048_576
         self.lost_requests = 0
         self.lost_answers = 0
         self.most_under_way = 0
@@ -157,7 +158,7 @@ class HomeStandIn:
             last = self.last.get(group)
             known = None if last is None else dict(zip(names, last, strict=True), lost_rows=0)
             row = {"transaction_id": "t", "group_id": group, "epoch": epoch, "last": known}
-            return 200, row | {"forgotten_to_epoch": 0}
+            return 200, row | {"forgotten_to_epoch": 0, "chunk_max_bytes": self.chunk_max_bytes}
         at = (group, body["epoch"], body["number"])
         if at in self.decided and path.endswith(":abort"):
             return 200, {"state": "complete"}
@@ -171,6 +172,8 @@ class HomeStandIn:
     def _stage(self, request: Request) -> tuple[int, Any]:
         staging = staging_of(request.headers)
         assert staging is not None
+        if len(request.body or b"") > self.chunk_max_bytes:
+            return refusal(413, 413)
         known = self.chunks.setdefault((staging.attempt_id, staging.chunk), request.body or b"")
         assert known == request.body, "a repeat says the same"
         rows = orjson.loads(request.body or b"")["records"]
@@ -281,6 +284,23 @@ def test_a_large_one_is_staged_in_the_order_of_its_records_by_several_requests()
     assert "topics" not in body
     assert len(home.outcomes) == 2_000
     assert {one.offset for _, one in home.outcomes} == {None}
+
+
+@pytest.mark.parametrize(
+    ("chunk_max_bytes", "value_bytes"),
+    [(1_048_576, 600_000), (4_000, 1_000), (4_000, 3_900), (4_000, 1)],
+)
+def test_chunks_stay_below_the_limit_of_the_brokers(chunk_max_bytes: int, value_bytes: int) -> None:
+    """The init tells it; no record goes into a chunk that it would make too large."""
+    home = HomeStandIn({"batch_size": 1_000_000, "transactional_group": ""})
+    home.chunk_max_bytes = chunk_max_bytes
+    home.begin()
+    for number in range(3_000 if value_bytes == 1 else 200_000 // value_bytes + 20):
+        home.produce([number, "x" * value_bytes])
+    home.commit()
+    sizes = [len(one) for one in home.chunks.values()]
+    assert max(sizes) <= chunk_max_bytes
+    assert min(sizes[:-1]) > chunk_max_bytes // 2 or value_bytes * 2 > chunk_max_bytes
 
 
 @pytest.mark.parametrize(("requests", "answers"), [(0, 1), (2, 0), (1, 3), (0, 4)])
@@ -464,12 +484,16 @@ def test_a_refused_commit_can_only_be_aborted() -> None:
     assert set(home.decided) == {("g", 1, 1)}
 
 
-def test_a_refusal_behind_a_lost_answer_leaves_the_outcome_unknown() -> None:
+@pytest.mark.parametrize(("status", "code"), [(404, 40403), (409, 40903), (409, 40912)])
+def test_rule_s7_a_refusal_behind_a_lost_answer_leaves_the_outcome_unknown(
+    status: int, code: int
+) -> None:
+    """Rule S7: the lost attempt may be decided later, when offsets or members have changed."""
     home = HomeStandIn()
     home.begin()
     home.produce(1)
     home.lost_requests = 1
-    home.refusals = [(404, 40403)]
+    home.refusals = [(status, code)]
     with pytest.raises(OutcomeUnknownError):
         home.commit()
     home.commit()

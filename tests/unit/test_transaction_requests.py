@@ -29,13 +29,16 @@ LOST = KafkaError(ErrorCode.NETWORK_EXCEPTION, "the connection broke", outcome=O
 
 
 class Standstill:
-    """A broker that leads the home and stands still for ten minutes between two attempts."""
+    """A broker that leads the home; without refusals it stands still between two attempts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *refusals: KafkaError) -> None:
+        """Take the errors of the attempts, in their order."""
         self.image = image(1, (ME,), ME)
         self.broker_id = ME
         self.now_ms = 0
+        self.stands_ms = 0 if refusals else 600_000
         self.attempts = 0
+        self.refusals = refusals or (LOST,)
 
     def static(self) -> None:
         return None
@@ -44,7 +47,7 @@ class Standstill:
         return self.now_ms
 
     async def changed(self) -> None:
-        self.now_ms += 600_000
+        self.now_ms += self.stands_ms
         await asyncio.sleep(0)
 
     async def existing(self, _name: str) -> Any:
@@ -52,18 +55,16 @@ class Standstill:
 
     async def answer_id(self, _request: object) -> object:
         self.attempts += 1
-        if self.attempts == 1:
-            raise LOST
+        if self.attempts <= len(self.refusals):
+            raise self.refusals[self.attempts - 1]
         return SimpleNamespace()
 
 
 async def test_rule_s12_no_attempt_is_made_behind_the_deadline() -> None:
     """The first attempt was decided, and its key is forgotten by now: it would be written twice."""
     here = cast("Any", Standstill())
-    router = LeaderRouter(here, here, here)
-    requests = TransactionRequests(here, router, here, here, here, here, here, here)
     with pytest.raises(KafkaError) as caught:
-        await requests.init(PRODUCER, 60_000)
+        await requests(here).init(PRODUCER, 60_000)
     assert caught.value.outcome is Outcome.UNKNOWN
     assert here.attempts == 1
 
@@ -85,15 +86,13 @@ class Decided(Standstill):
 
 async def commit_at(home: Decided) -> Any:
     here = cast("Any", home)
-    router = LeaderRouter(here, here, here)
-    requests = TransactionRequests(here, router, here, here, here, here, here, here)
     request = CommitRequest(
         id=PRODUCER,
         position=ProducerPosition(3, 8),
         digest="d",
         attempts=(AttemptNamed("3.8", 1, 9),),
     )
-    return await requests.commit(request)
+    return await requests(here).commit(request)
 
 
 async def test_rule_s3_a_commit_whose_rows_are_lost_is_no_success() -> None:
@@ -107,3 +106,68 @@ async def test_rule_s3_a_commit_whose_rows_are_lost_is_no_success() -> None:
     )
     waiting = await commit_at(Decided(TransactionState.COMMITTING))
     assert len(waiting.outcome.lost) == 2, "it is not over: it is asked for again"
+
+
+def requests(here: Any) -> TransactionRequests:
+    return TransactionRequests(
+        here, LeaderRouter(here, here, here), here, here, here, here, here, here
+    )
+
+
+OF_THE_MOMENT = [
+    ErrorCode.OFFSET_NOT_EXPECTED,
+    ErrorCode.FENCED_MEMBER_EPOCH,
+    ErrorCode.FENCED_INSTANCE_ID,
+    ErrorCode.UNKNOWN_MEMBER_ID,
+    ErrorCode.ILLEGAL_STATE,
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+    ErrorCode.STAGE_INCOMPLETE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+]
+
+
+@pytest.mark.parametrize("code", OF_THE_MOMENT)
+async def test_rule_s7_a_refusal_of_the_moment_says_nothing_of_an_attempt_in_doubt(
+    code: ErrorCode,
+) -> None:
+    """Rule S7: the first attempt may be judged later, when what refused the second has changed."""
+    here = cast("Any", Standstill(LOST, KafkaError(code)))
+    with pytest.raises(KafkaError) as caught:
+        await requests(here).init(PRODUCER, 60_000)
+    assert (caught.value.code, caught.value.outcome) == (code, Outcome.UNKNOWN)
+    assert here.attempts == 2
+
+
+@pytest.mark.parametrize("code", OF_THE_MOMENT)
+async def test_a_refusal_of_the_only_attempt_is_not_written(code: ErrorCode) -> None:
+    here = cast("Any", Standstill(KafkaError(code)))
+    with pytest.raises(KafkaError) as caught:
+        await requests(here).init(PRODUCER, 60_000)
+    assert (caught.value.code, caught.value.outcome) == (code, Outcome.NOT_WRITTEN)
+    assert here.attempts == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.TRANSACTION_CONFLICT,
+        ErrorCode.TRANSACTION_ABORTED,
+    ],
+)
+async def test_rule_s7_what_stands_in_the_log_refuses_every_attempt(code: ErrorCode) -> None:
+    """Rule S7: whoever judges the first attempt later finds the same."""
+    here = cast("Any", Standstill(LOST, KafkaError(code)))
+    with pytest.raises(KafkaError) as caught:
+        await requests(here).init(PRODUCER, 60_000)
+    assert (caught.value.code, caught.value.outcome) == (code, Outcome.NOT_WRITTEN)
+
+
+async def test_rule_s7_a_newer_position_leaves_the_older_ones_fate_unknown() -> None:
+    """Rule S7: no repeat can tell it, so none is made."""
+    error = KafkaError(ErrorCode.TRANSACTION_SUPERSEDED, outcome=Outcome.UNKNOWN)
+    here = cast("Any", Standstill(error))
+    with pytest.raises(KafkaError) as caught:
+        await requests(here).init(PRODUCER, 60_000)
+    assert caught.value is error
+    assert here.attempts == 1

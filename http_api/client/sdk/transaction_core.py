@@ -72,7 +72,9 @@ ATTEMPT_MS_MAX: Final = 10_000
 AGAIN_S: Final = 0.5
 """Pause before a decided transaction is asked about again, and behind a limit of the brokers."""
 CHUNK_BYTES_MAX: Final = 900_000
-"""Text of a chunk, whatever ``batch_size`` says: brokers take 1 MiB with the default settings."""
+"""Text of a chunk, whatever ``batch_size`` says and the brokers would take."""
+BODY_BYTES: Final = len(b'{"records":[]}')
+"""Text around a chunk in the body of its request."""
 OPEN_SHARE: Final = 4
 """Open chunks take at most one part in so many of the buffer."""
 _OVER: Final = {
@@ -81,8 +83,6 @@ _OVER: Final = {
     int(RestCode.TRANSACTION_SUPERSEDED),
 }
 """Codes that say that another producer has the id."""
-_FINAL: Final = {int(RestCode.ILLEGAL_STATE), int(RestCode.OFFSET_NOT_EXPECTED)}
-"""Codes of a commit that stand in the home's log: none of its attempts was, or will be, decided."""
 
 
 class TransactionPhase(Enum):
@@ -173,6 +173,8 @@ class TransactionCore:
                 self._end(_fenced(error))
             raise
         self.last = life.last
+        most = life.chunk_max_bytes - BODY_BYTES
+        self._chunk_bytes = min(self._config.batch_size, CHUNK_BYTES_MAX, most)
         home = self._homes[group] = HomeLife(group, life.epoch)
         return home
 
@@ -487,7 +489,7 @@ class TransactionCore:
             return error
         if isinstance(error, ApiError) and error.outcome is not Outcome.UNKNOWN:
             is_refusal = error.status < 500 and not isinstance(error, ThrottledError)
-            if error.code in _FINAL or (is_refusal and not self._is_doubtful):
+            if is_refusal and not self._is_doubtful:
                 transaction.failure = error
                 self.state = TransactionPhase.OPEN
                 return error

@@ -152,13 +152,18 @@ class OpenTransaction:
         key: Any,
         value: Any,
     ) -> None:
-        """Add a record to an open chunk, which is sealed once it is full.
+        """Add a record to an open chunk, which is sealed once it is full, or to the next one.
+
+        A chunk is larger than its limit only if it is one record.
 
         Without a partition the broker chooses; then no outcome may be awaited.
         """
         text = base64_text(fields) if chunk.binary else fields[2]
         place_text = b"" if partition is None else b',"partition":%d' % partition
         record = b'{"value":' + text + place_text + b"}"
+        if chunk.rows and len(chunk.text) + 1 + len(record) > self._chunk_bytes:
+            self.seal(chunk)
+            chunk = self._open[chunk.topic] = TransactionChunk(chunk.topic, chunk.binary)
         if chunk.rows:
             chunk.text += b","
         chunk.text += record

@@ -311,7 +311,12 @@ def _commit(path: str) -> Operation:
 def _init(path: str) -> Operation:
     group = GROUP if path.startswith(f"/{GROUPS}") else None
     example = ProducerLife(
-        transaction_id="billing-1", group=group, epoch=4, last=_LAST, forgotten_to_epoch=0
+        transaction_id="billing-1",
+        group=group,
+        epoch=4,
+        last=_LAST,
+        forgotten_to_epoch=0,
+        chunk_max_bytes=1_048_576,
     )
     return Operation(
         "POST",
@@ -320,7 +325,8 @@ def _init(path: str) -> Operation:
         summary=f"Give a producer its next epoch, {_words(path)}",
         description=(
             "Fences what came before. A position behind `last`, of an epoch above "
-            "`forgotten_to_epoch`, was never decided and never will be."
+            "`forgotten_to_epoch`, was never decided and never will be. The body of a staged "
+            "request may have `chunk_max_bytes`."
         ),
         parameters=(TIMEOUT,),
         body=Body(fields={}, example={}, is_optional=True),

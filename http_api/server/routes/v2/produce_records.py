@@ -163,6 +163,8 @@ class ProduceRoutes:
             partitioner=options.partitioner,
         )
         request[PRODUCED_TOPIC] = ProducedTopic(topic, self._apis.image.topic(topic))
+        if way is not None:
+            self._context.check_connected(request)
         try:
             match way:
                 case None:

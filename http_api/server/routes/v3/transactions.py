@@ -129,6 +129,7 @@ class TransactionRoutes(V3Routes):
             raise _bad(text)
         name = unrepeatable_id(secrets.token_hex(16)) if key is None else KEY_PREFIX + key
         id_ = TransactionalId(group, name)
+        self._context.check_connected(request)
         return await self._commit(id_, KeyPosition(), body, timeout_ms)
 
     async def commit(self, request: web.Request, group: GroupId, name: str) -> web.Response:
@@ -137,6 +138,7 @@ class TransactionRoutes(V3Routes):
         _refuse_all_headers(request)
         timeout_ms = declared.TIMEOUT.read(request.query)
         body = await self._commit_body(request, of_an_id=True)
+        self._context.check_connected(request)
         return await self._commit(id_, position_of(id_, body), body, timeout_ms)
 
     async def _commit_body(self, request: web.Request, *, of_an_id: bool) -> CommitBody:
@@ -189,6 +191,7 @@ class TransactionRoutes(V3Routes):
         _refuse_all_headers(request)
         timeout_ms = declared.TIMEOUT.read(request.query)
         check_fields(await read_optional_json_object(request, self._body_bytes_max, "{}"), ())
+        self._context.check_connected(request)
         found = await self._apis.transactions.init(id_, timeout_ms)
         life = ProducerLife(
             transaction_id=id_.name,
@@ -196,6 +199,9 @@ class TransactionRoutes(V3Routes):
             epoch=found.epoch,
             last=_last(found.last),
             forgotten_to_epoch=found.forgotten_to_epoch,
+            chunk_max_bytes=min(
+                self._apis.transactions.limits.chunk_bytes, self._limits.max_body_bytes
+            ),
         )
         return json_reply(shapes.life(self._links, life), JSON, headers=self._home_headers(id_))
 
@@ -210,6 +216,7 @@ class TransactionRoutes(V3Routes):
         position = ProducerPosition(
             _needed(fields, "epoch", EPOCH_MAX), _needed(fields, "number", NUMBER_MAX)
         )
+        self._context.check_connected(request)
         state = await self._apis.transactions.abort(id_, position, timeout_ms)
         return json_reply({"state": state.value}, JSON, headers=self._home_headers(id_))
 
@@ -241,6 +248,7 @@ class TransactionRoutes(V3Routes):
     async def forget(self, request: web.Request, group: GroupId, name: str) -> web.Response:
         """Forget a numbered id or a key: a repeat of what it decided would be a new transaction."""
         id_ = _id(group, name, described=True)
+        self._context.check_connected(request)
         try:
             await self._apis.transactions.forget(id_)
         except KafkaError as error:
