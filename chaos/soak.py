@@ -138,6 +138,8 @@ class Soak:
 
     async def _prepare(self) -> None:
         await self._set_config("transaction.staged.move.bytes", self._options.move_bytes)
+        longer_ms = max(AGE_MAX_MS, int(2_000 * self._options.duration_s))
+        await self._set_config("transaction.max.age.ms", longer_ms)
         for topic in (LOAD, SLOW, AGED):
             body = {
                 "topic_name": topic,

@@ -142,6 +142,7 @@ class Led:
     async def end(self) -> None:
         self.home.close()
         self.shard.close()
+        self.run.cancel()  # it may wait for a commit that never comes
         await asyncio.gather(self.run, return_exceptions=True)
 
 

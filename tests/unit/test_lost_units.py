@@ -116,6 +116,14 @@ async def told(asking: asyncio.Task[object]) -> TransactionOutcome:
     return outcome
 
 
+async def told_by_commits(here: World, asking: asyncio.Task[object]) -> TransactionOutcome:
+    """Commit whatever is appended until the answer is there."""
+    while not asking.done():
+        here.log.commit()
+        await asyncio.sleep(0)
+    return await told(asking)
+
+
 async def described(led: Led, name: str) -> TransactionDescription:
     return await led.home.answer(DescribeId(id=key(name), timeout_ms=1_000))
 
@@ -173,12 +181,8 @@ async def test_rule_s10_nothing_is_done_before_the_loss_is_committed(
             await asyncio.sleep(0)
         assert [one for one in targets.taken if one[0] == DEBITS] == []
         assert [one.target for one in targets.asked].count(DEBITS) == 1
-        while not second.done():
-            here.log.commit()
-            await asyncio.sleep(0)
-        assert (await told(second)).state is TransactionState.COMPLETE
-        here.log.commit()
-        assert (await told(ask(here, led, "a"))).lost == LOST
+        assert (await told_by_commits(here, second)).state is TransactionState.COMPLETE
+        assert (await told_by_commits(here, ask(here, led, "a"))).lost == LOST
 
 
 async def test_rule_s10_rows_that_were_moved_meanwhile_are_asked_for_at_their_new_place() -> None:
@@ -241,10 +245,7 @@ async def test_rule_s3_a_deposed_home_does_not_take_a_loss_for_rows_that_are_the
         targets.able.set()
         assert (await told(asking)).state is TransactionState.COMMITTING
         again = ask(here, led, "a")
-        while not again.done():
-            here.log.commit()
-            await asyncio.sleep(0)
-        assert (await told(again)).state is TransactionState.COMPLETE
+        assert (await told_by_commits(here, again)).state is TransactionState.COMPLETE
 
 
 async def test_rule_s3_a_staged_position_that_another_has_replaced_is_not_told_complete() -> None:
