@@ -33,7 +33,7 @@ async def _at_once(*_: object) -> None:
 def _apply_before_commit(patch: Patch) -> None:
     real = Home._turn
 
-    def turn(self: Home, decision: Any) -> Any:
+    def turn(self: Home, decision: Any, **options: Any) -> Any:
         kept: list[Any] = []
 
         def noted(state: Any, home: Any) -> Any:
@@ -41,7 +41,7 @@ def _apply_before_commit(patch: Patch) -> None:
             kept.extend(records)
             return answer, records
 
-        answer = real(self, noted)
+        answer = real(self, noted, **options)
         self._on_committed([ShardRecord(*each) for each in kept])
         return answer
 
@@ -131,7 +131,7 @@ def _already_uncommitted(patch: Patch) -> None:
     patch.setattr(UnitAppends, "_until_committed", _at_once)
 
 
-@transaction_fault("rule S4: units of one request don't follow each other", "broken", first=11)
+@transaction_fault("rule S4: units of one request don't follow each other", "broken", first=4)
 def _units_part(patch: Patch) -> None:
     real = Completion._next_request
 
@@ -185,7 +185,7 @@ def _index_forgotten(patch: Patch) -> None:
     patch.setattr(stage_leader, "decode_head", lambda _: None)
 
 
-@transaction_fault("rule S10: a stage's records are told by their offsets alone", "T7", first=690)
+@transaction_fault("rule S10: a stage's records are told by their offsets alone", "T7", first=1403)
 def _places_without_epochs(patch: Patch) -> None:
     def rows_at(log: PartitionLog, place: LogPlace) -> TargetRows:
         (piece, *_) = log.read(place.offset, 1, place.offset + 1)
