@@ -41,6 +41,8 @@ from raft_metadata.common.disk import replace_file
 from raft_metadata.common.errors import CorruptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from broker.log.producer_state import ProducerStates
     from raft_metadata.common.disk import Disk
 
@@ -130,8 +132,7 @@ def recover_log(
         OSError: the disk failed.
     """
     finish_swaps(files.disk, directory)
-    scan = _open_scan(files, directory, may_truncate=may_truncate)
-    scan.limits = producers or scan.limits
+    scan = _open_scan(files, directory, producers, may_truncate=may_truncate)
     scan.proven_end = max(scan.proven_end, scan.recovery_point, clean_end or 0)
     trusted = _restore_sealed(scan, clean_end)
     _restore_producers(scan, trusted, may_forget=not may_truncate)
@@ -198,7 +199,9 @@ def start_file(recovery_point: int, log_start_offset: int) -> tuple[str, bytes]:
     return RECOVERY_POINT_FILE, encode_checkpoint(point)
 
 
-def _open_scan(files: OpenFiles, directory: str, *, may_truncate: bool) -> _RecoveryState:
+def _open_scan(
+    files: OpenFiles, directory: str, limits: ProducerLimits | None, *, may_truncate: bool
+) -> _RecoveryState:
     disk = files.disk
     segments = []
     for name in disk.names(directory):
@@ -208,8 +211,9 @@ def _open_scan(files: OpenFiles, directory: str, *, may_truncate: bool) -> _Reco
         elif name.endswith((".tmp", REMOVED_SUFFIX)):
             disk.unlink(f"{directory}/{name}")
     scan = _RecoveryState(disk, files, directory, segments, [])
+    scan.limits = limits or scan.limits
     _read_checkpoints(scan, may_truncate=may_truncate)
-    _drop_below_start(scan)
+    _drop_below_start(scan, may_forget=not may_truncate)
     scan.sizes = [disk.size(files.use(segment)) for segment in scan.segments]
     return scan
 
@@ -238,16 +242,57 @@ def _read_checkpoints(scan: _RecoveryState, *, may_truncate: bool) -> None:
         scan.epochs = LeaderEpochCache([(epoch, start) for epoch, start in epochs])
 
 
-def _drop_below_start(scan: _RecoveryState) -> None:
+def _drop_below_start(scan: _RecoveryState, *, may_forget: bool) -> None:
     """Unlink segments wholly below the log start: a crash came before their removal.
 
     The log start is durable, so nothing is lost if their names reappear after a power failure.
     """
     segments = scan.segments
-    while len(segments) > 1 and segments[1].base_offset <= scan.log_start:
-        segment = segments.pop(0)
+    kept = 0
+    while len(segments) > kept + 1 and segments[kept + 1].base_offset <= scan.log_start:
+        kept += 1
+    if kept:
+        _keep_producers(scan, segments[:kept], segments[kept].base_offset, may_forget=may_forget)
+    for segment in segments[:kept]:
         scan.disk.unlink(segment.index_path)
         scan.disk.unlink(segment.log_path)
+    del segments[:kept]
+
+
+def _keep_producers(
+    scan: _RecoveryState, segments: Sequence[Segment], end: int, *, may_forget: bool
+) -> None:
+    """Make the producers of segments durable that are about to be removed (rule S5).
+
+    The crash may have come before the flush that writes their snapshot at ``end``, where the first
+    segment begins that stays; no batch names them any more then.
+
+    Raises:
+        CorruptionError: they can't be read; accepted with ``may_forget``.
+    """
+    states, at = scan.limits.states(), min(scan.stored_recovery_point, end)
+    offsets = [each for each in snapshot_offsets(scan.disk, scan.directory) if each <= end]
+    for offset in sorted(offsets, reverse=True):
+        with contextlib.suppress(CorruptionError):
+            found = read_snapshot(scan.disk, scan.directory, offset, scan.limits)
+            if found is not None:
+                states, at = found, offset
+                break
+    if at == end:
+        return  # a seal wrote a snapshot before it moved the recovery point, if there were any
+    for segment, behind in zip(segments, [*segments[1:], None], strict=True):
+        if behind is not None and behind.base_offset <= at:
+            continue
+        fd = scan.files.use(segment)
+        for batch in batches(scan.disk, fd, scan.disk.size(fd)):
+            if isinstance(batch, GoodBatch):
+                if batch.header.base_offset >= at and batch.header.producer_id >= 0:
+                    states.applied(batch.header)
+            elif not may_forget and (offsets or len(states)):
+                raise CorruptionError(f"producers of {segment.log_path}: {batch.why}")
+    if len(states):
+        path = f"{scan.directory}/{snapshot_name(end)}"
+        replace_file(scan.disk, path, [encode_snapshot(states, end)])
 
 
 def _restore_sealed(scan: _RecoveryState, clean_end: int | None) -> int:

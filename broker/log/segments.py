@@ -337,9 +337,11 @@ class LogSegments:
     def remove_below(self, log_start_offset: int, most: int) -> list[str]:
         """Rename whole segments below a durable log start; return the paths to be unlinked.
 
-        At most ``most`` segments. The new names protect files that are created later under the old
-        names. A segment that could not be renamed stays in use and is tried again: if it were
-        forgotten, a log that starts over below it would write its new segments into the old files.
+        At most ``most`` segments, each only once the one behind it has its snapshot of producers on
+        the disk: no batch names them any more (rule S5). The new names protect files that are
+        created later under the old names. A segment that could not be renamed stays in use and is
+        tried again: if it were forgotten, a log that starts over below it would write its new
+        segments into the old files.
 
         Raises:
             OSError: no file could be renamed.
@@ -350,8 +352,8 @@ class LogSegments:
         gone = list(self._old_segments or ())[:most]
         kept = 0
         while len(gone) < most and len(segments) > kept + 1:
-            first = segments[kept]
-            if segments[kept + 1].base_offset > log_start_offset or first.dirty or first.flushing:
+            first, end = segments[kept], segments[kept + 1].base_offset
+            if end > min(log_start_offset, self._sealed_to) or first.dirty or first.flushing:
                 break
             gone.append(first)
             kept += 1

@@ -177,6 +177,30 @@ def test_rule_s5_a_restart_after_retention_of_every_batch_remembers_the_home(how
     assert end_of(log) == 31
 
 
+@pytest.mark.parametrize("removes", [True, False])
+def test_rule_s5_a_crash_behind_a_roll_forgets_no_home_below_the_log_start(removes: bool) -> None:
+    """The snapshot where the new segment begins is written by the next flush, which never came."""
+    disk = formatted_disk()
+    life = Life(disk, SMALL)
+    log = life.log()
+    for number in range(5):
+        complete(log, number)
+    life.flush()
+    log.advance_log_start(5)
+    life.flush()
+    log.roll()
+    complete(log, 5, 2)
+    if removes:  # as where the roll comes while the flush with the log start is under way
+        life.manager.removals.note(log)
+        life.manager.removals.rename_some()
+    disk.kill()
+    log = Life(disk, SMALL).log()
+    assert (log.log_start_offset, log.log_end_offset) == (5, 7)
+    assert end_of(log) == 7
+    log.truncate_to(5)
+    assert end_of(log) == 5
+
+
 def test_rule_s5_a_truncation_undoes_the_home_with_its_batches() -> None:
     life = Life(formatted_disk(), SMALL)
     log = life.log()
