@@ -254,6 +254,7 @@ def _drop_below_start(scan: _RecoveryState, *, may_forget: bool) -> None:
     if kept:
         _keep_producers(scan, segments[:kept], segments[kept].base_offset, may_forget=may_forget)
     for segment in segments[:kept]:
+        scan.files.forget(segment)
         scan.disk.unlink(segment.index_path)
         scan.disk.unlink(segment.log_path)
     del segments[:kept]

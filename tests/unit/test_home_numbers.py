@@ -196,6 +196,8 @@ def test_rule_s5_a_crash_behind_a_roll_forgets_no_home_below_the_log_start(remov
     disk.kill()
     log = Life(disk, SMALL).log()
     assert (log.log_start_offset, log.log_end_offset) == (5, 7)
+    removed = f"{log.directory}/{0:020}.log"
+    assert removed not in [path for path, _ in disk.descriptors.values()], "its space is free"
     assert end_of(log) == 7
     log.truncate_to(5)
     assert end_of(log) == 5
