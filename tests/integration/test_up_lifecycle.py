@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from http_api.node.cluster_file import CONTROLLER_HTTP_OFFSET, PEER_OFFSET, RAFT_OFFSET
 from http_api.node.node_start import SUPERVISOR_VARIABLE
+from raft_metadata.common.local_ports import LOOPBACK, free_port, is_free, reserve
 from tests.support.up_process import Up, is_alive, run_quorumlog, status_of, wait_for
 
 SMALL = ("--controllers", "1", "--brokers", "1", "--port", "0")
@@ -108,9 +110,18 @@ def test_a_directory_in_use_is_exit_75_naming_the_pid(up: Up) -> None:
     assert done.stdout == ""
 
 
+def base_port_of_a_free_scheme() -> int:
+    """Return a base port whose every port is free: only what a test opens there is in use."""
+    offsets = (PEER_OFFSET, CONTROLLER_HTTP_OFFSET, RAFT_OFFSET)
+    while True:
+        base = free_port()
+        if all(reserve(base + offset) and is_free(LOOPBACK, base + offset) for offset in offsets):
+            return base
+
+
 def test_a_port_in_use_is_exit_69_naming_it(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    port = base_port_of_a_free_scheme()
+    with socket.create_server((LOOPBACK, port)):
         arguments = ("--port", str(port), "--controllers", "1", "--brokers", "1")
         done = run_quorumlog("up", "--data-dir", str(tmp_path / "data"), *arguments)
     assert (done.returncode, done.stdout) == (69, "")
