@@ -34,11 +34,11 @@ from raft_metadata.common.errors import KafkaError
 _log = logging.getLogger("broker.coordinator")
 
 UNITS_AT_ONCE_BYTES = 4 << 20
-"""Bytes of rows that are under way to one target at a time."""
+"""Bytes of rows that are under way to one target at a time; it takes no more of staged ones."""
 UNITS_AT_ONCE_MAX = 1_000
 """Units in one request to a target."""
-STAGED_ROW_BYTES = 1_048_576
-"""Bytes that a staged unit counts for: a chunk is not larger."""
+STAGED_UNIT_BYTES = 65_536
+"""Bytes that a staged unit counts for: a chunk of few rows, so that the target's limit decides."""
 NOT_ASKED = "its leader has not answered yet"
 RETRY_MIN_MS = 50
 RETRY_MAX_MS = 1_000
@@ -275,7 +275,7 @@ class Completion:
             source = unit.source
             assert source is not None, "lost units do not wait"
             rows = source if isinstance(source, StagedPlace) else decision.value.inline[source]
-            taken = STAGED_ROW_BYTES if isinstance(rows, StagedPlace) else len(rows.records)
+            taken = STAGED_UNIT_BYTES if isinstance(rows, StagedPlace) else len(rows.records)
             if units and (size + taken > UNITS_AT_ONCE_BYTES or len(units) >= UNITS_AT_ONCE_MAX):
                 break
             if units and unit.after != units[-1].number + units[-1].rows:

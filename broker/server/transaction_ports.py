@@ -7,8 +7,9 @@ The `BrokerServer` makes them and gives them to the coordinators. `Targets` impl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.log.unit_check import NumberGap, UnitPlace
 from broker.record.batch import RecordFormat
@@ -21,6 +22,7 @@ from broker.transactions.home_messages import (
     ApplyUnits,
     GapFound,
     SourceGone,
+    UnitRows,
     UnitsApplied,
     decode_apply_answer,
     encode_apply,
@@ -28,7 +30,7 @@ from broker.transactions.home_messages import (
 from broker.transactions.home_records import StagedPlace, Target
 from broker.transactions.messages import TargetRows
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import TopicId, TopicIdPartition
+from raft_metadata.common.ids import LeaderEpoch, TopicId, TopicIdPartition
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -40,6 +42,12 @@ if TYPE_CHECKING:
     from raft_metadata.common.clock import Clock
     from raft_metadata.image.metadata_image import PartitionRegistration
 
+APPLIED_BYTES_MAX = 4 << 20
+"""Bytes of rows that one request appends, up to a step more; it is answered for the first units."""
+STAGED_UNITS_A_STEP = 4
+STEP_BYTES = 512 << 10
+"""Staged units, or bytes of rows that came along, that are appended while all other requests wait;
+one unit may be larger."""
 APPLY_TIMEOUT_MS = 5_000
 """Time for a target to commit units; then they are sent again, and answered as already there."""
 
@@ -67,8 +75,10 @@ class Targets:
         appends: UnitAppends,
         staged: StagedRows,
         clock: Clock,
+        staged_units_a_step: int = STAGED_UNITS_A_STEP,
     ) -> None:
         self._config = config
+        self._staged_units_a_step = staged_units_a_step
         self._loader = loader
         self._router = router
         self._local = local
@@ -98,37 +108,97 @@ class Targets:
         return image.next_offset >= metadata_offset and target.topic_id not in image.topics
 
     async def append(self, request: ApplyUnits, timeout_ms: int) -> ApplyAnswer:
-        """Append units to a target that this broker leads; staged rows are fetched first.
+        """Append units to a target that this broker leads, step by step; staged rows are fetched.
 
-        Those of units that the log has are not: their stage may have lost or let go of them since.
+        The answer is about the first units of the request: those of the steps until enough bytes
+        were appended, or a step failed behind another one.
         """
-        place, numbering = TopicIdPartition(*request.target), Numbering(request.numbering)
+        place = TopicIdPartition(*request.target)
         _, role = self._local.leading(place)
-        places = [UnitPlace(RowNumber(number), rows) for number, rows, _ in request.units]
-        there = self._appends.count_there(place, role.epoch, numbering, places)
-        sources = [
-            unit.source for unit in request.units[there:] if isinstance(unit.source, StagedPlace)
-        ]
+        taking = _Taking(place, role.epoch, Numbering(request.numbering))
+        after, size = RowNumber(request.after), 0
+        bases: list[int | None] = []
+        for units in _steps(request.units, self._staged_units_a_step):
+            try:
+                answer = await self._step(taking, after, units)
+            except KafkaError:
+                if not bases:
+                    raise
+                break
+            if not isinstance(answer, _Stepped):
+                if not bases:
+                    return answer
+                break
+            bases += answer.bases
+            size += answer.size_bytes
+            after = RowNumber(units[-1].number + units[-1].rows)
+            if size >= APPLIED_BYTES_MAX:
+                break
+            await asyncio.sleep(0)  # other requests have their turn between two steps
+        await self._appends.until_committed(*taking, timeout_ms)
+        return UnitsApplied(tuple(bases))
+
+    async def _step(
+        self, taking: _Taking, after: RowNumber, units: Sequence[UnitRows]
+    ) -> _Stepped | GapFound | SourceGone:
+        """Append a few units; nothing is, if the rows of one are gone.
+
+        Rows of units that the log has are not fetched: their stage may have lost or let go of them
+        since.
+        """
+        places = [UnitPlace(RowNumber(number), rows) for number, rows, _ in units]
+        there = self._appends.count_there(*taking, places)
+        sources = [unit.source for unit in units[there:] if isinstance(unit.source, StagedPlace)]
         fetched = await self._staged.rows_of(sources) if sources else ()
         if None in fetched:  # another request may have brought them meanwhile
-            there = self._appends.count_there(place, role.epoch, numbering, places, proven=True)
+            there = self._appends.count_there(*taking, places, proven=True)
         found = dict(zip(sources, fetched, strict=True))
         gone: list[int] = []
-        units: list[DecidedUnit] = []
-        for at, (number, count, source) in enumerate(request.units):
+        decided: list[DecidedUnit] = []
+        size = 0
+        for at, (number, count, source) in enumerate(units):
             rows = found.get(source) if isinstance(source, StagedPlace) else source
             if at >= there and rows is None:
                 gone.append(number)
             else:
-                units.append(_decided(request.target, number, count, rows))
+                decided.append(_decided(Target(*taking.place), number, count, rows))
+                size += 0 if rows is None else len(rows.records)
         if gone:
             return SourceGone(tuple(gone))
-        done = await self._appends.append_units(
-            place, role.epoch, numbering, RowNumber(request.after), units, timeout_ms
-        )
-        if isinstance(done, NumberGap):
-            return GapFound(done.end)
-        return UnitsApplied(done.base_offsets)
+        taken = self._appends.take(*taking, after, decided)
+        if isinstance(taken, NumberGap):
+            return GapFound(taken.end)
+        return _Stepped(taken.base_offsets, size)
+
+
+class _Taking(NamedTuple):
+    """A target that this broker leads in an epoch, and the home whose units it takes."""
+
+    place: TopicIdPartition
+    epoch: LeaderEpoch
+    numbering: Numbering
+
+
+class _Stepped(NamedTuple):
+    """Units that were appended in one step, or were there: their base offsets, their rows' size."""
+
+    bases: tuple[int | None, ...]
+    size_bytes: int
+
+
+def _steps(units: Sequence[UnitRows], staged_most: int) -> Iterator[Sequence[UnitRows]]:
+    """Yield units as they are appended in one go, with a bound of their number or their bytes."""
+    begin, share = 0, 0.0
+    for at, (_, _, source) in enumerate(units):
+        if isinstance(source, StagedPlace):
+            own = 1 / staged_most
+        else:
+            own = len(source.records) / STEP_BYTES
+        if at > begin and share + own > 1:
+            yield units[begin:at]
+            begin, share = at, 0.0
+        share += own
+    yield units[begin:]
 
 
 def _decided(target: Target, number: int, count: int, rows: TargetRows | None) -> DecidedUnit:

@@ -66,10 +66,10 @@ class DecidedUnit:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """All units are in the partition, committed."""
+    """All units are in the partition."""
 
     already: bool
-    """True if this request appended none of them."""
+    """True if this call appended none of them."""
     base_offsets: tuple[int | None, ...]
     """The offset of each unit's first row; None if it is no longer known here."""
 
@@ -107,19 +107,37 @@ class UnitAppends:
     ) -> Applied | NumberGap:
         """Append those of ``units`` that are not there yet; return once all are committed.
 
+        Raises:
+            KafkaError: of `take` and of `until_committed`.
+        """
+        taken = self.take(partition, epoch, numbering, after, units)
+        if isinstance(taken, Applied):
+            await self.until_committed(partition, epoch, numbering, timeout_ms)
+        return taken
+
+    def take(
+        self,
+        partition: TopicIdPartition,
+        epoch: LeaderEpoch,
+        numbering: Numbering,
+        after: RowNumber,
+        units: Sequence[DecidedUnit],
+    ) -> Applied | NumberGap:
+        """Append those of ``units`` that are not there yet.
+
         ``epoch``: the leader epoch in which this broker was found to lead. ``after``: the row
         number that the first unit comes behind: its predecessor's end or, to mend a gap, the end
         that this partition told. ``units``: in the order of their numbers, none left out.
 
-        `NumberGap` is returned only by a leader that is proven to lead and whose log is committed
-        as far as it was found: it has lost rows, or an earlier request is still under way.
+        What is `Applied` must still become committed. `NumberGap` is returned only by a leader that
+        is proven to lead and whose log is committed as far as it was found: it has lost rows, or an
+        earlier request is still under way.
 
         Raises:
             KafkaError: NOT_LEADER_OR_FOLLOWER, also in another epoch; LEADER_NOT_AVAILABLE, not
                 proven to lead; NOT_ENOUGH_REPLICAS; QUEUE_FULL; KAFKA_STORAGE_ERROR;
-                MESSAGE_TOO_LARGE; REQUEST_TIMED_OUT, appended and not known to be committed;
-                CORRUPT_MESSAGE, the log ends inside of a unit (`SplitUnitError`). The home may
-                send the same again, whatever the outcome is.
+                MESSAGE_TOO_LARGE; CORRUPT_MESSAGE, the log ends inside of a unit
+                (`SplitUnitError`). The home may send the same again, whatever the outcome is.
             ValueError: units that no home can have decided (`check_units`).
         """
         replica, role = self._leading(partition, epoch)
@@ -137,16 +155,28 @@ class UnitAppends:
             case NumberGap():
                 return judgement
             case AlreadyThere():
-                offsets = _offsets(producers, numbering, places)
-                await self._until_committed(replica, _last_batch(replica, numbering), timeout_ms)
-                return Applied(already=True, base_offsets=offsets)
+                return Applied(already=True, base_offsets=_offsets(producers, numbering, places))
             case Take(first):
                 self._local.check_parking()
                 known = _offsets(producers, numbering, places[:first])
                 new = self._append(replica, numbering, units[first:])
-                last = _last_batch(replica, numbering)
-                await self._until_committed(replica, last, timeout_ms)
                 return Applied(already=False, base_offsets=(*known, *new))
+
+    async def until_committed(
+        self,
+        partition: TopicIdPartition,
+        epoch: LeaderEpoch,
+        numbering: Numbering,
+        timeout_ms: int,
+    ) -> None:
+        """Wait until all that was taken of a home is committed (rule S3).
+
+        Raises:
+            KafkaError: NOT_LEADER_OR_FOLLOWER, also in another epoch; QUEUE_FULL;
+                REQUEST_TIMED_OUT, appended and not known to be committed.
+        """
+        replica, _ = self._leading(partition, epoch)
+        await self._until_committed(replica, _last_batch(replica, numbering), timeout_ms)
 
     def count_there(
         self,

@@ -207,7 +207,10 @@ class ApplyUnits:
 
 @dataclass(frozen=True, slots=True)
 class UnitsApplied:
-    """All units are committed in the target; their base offsets, null where not known any more."""
+    """The first units of a request, at least one, are committed in the target.
+
+    Their base offsets, null where not known any more. The others are sent again.
+    """
 
     base_offsets: tuple[int | None, ...]
 
@@ -221,7 +224,7 @@ class GapFound:
 
 @dataclass(frozen=True, slots=True)
 class SourceGone:
-    """Units whose rows are gone for good from the places that were named; nothing was appended.
+    """Units whose rows are gone for good from the places that were named; none was appended.
 
     Their stages' leaders prove that, and the target's leader that it does not have the units. The
     home has named other places by now, or the rows are lost (rule S10).

@@ -405,7 +405,7 @@ class Node:
         )
         self.targets = Targets(
             anything, cast("Any", loader), anything, cast("Any", self.local), appends,
-            cast("Any", self), self.clock,
+            cast("Any", self), self.clock, staged_units_a_step=1 + number,
         )  # fmt: skip
 
     # ---- proof of leading

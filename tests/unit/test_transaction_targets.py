@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from broker.server.transaction_ports import Targets
+from broker.server.transaction_ports import APPLIED_BYTES_MAX, Targets
 from broker.server.unit_appends import UnitAppends
 from broker.transactions.home_messages import ApplyUnits, SourceGone, UnitRows, UnitsApplied
 from broker.transactions.home_records import StagedPlace, Target
@@ -29,6 +31,10 @@ class Staged:
         self.here = here
         self.gone: set[StagedPlace] = set()
         self.asked: list[StagedPlace] = []
+        self.text = b""
+        """The value of every row; empty: a number."""
+        self.fails: set[StagedPlace] = set()
+        """Places whose stage does not answer."""
         self.meanwhile: ApplyUnits | None = None
         """A request that comes while these stages are asked."""
         appends = UnitAppends(
@@ -44,7 +50,16 @@ class Staged:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             await self.targets.append(meanwhile, 5_000)
-        return [None if one in self.gone else rows(TARGET, 1, 2) for one in places]
+        if self.fails & set(places):
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)
+        return [None if one in self.gone else self._rows() for one in places]
+
+    def _rows(self) -> TargetRows:
+        found = rows(TARGET, 1, 2)
+        if not self.text:
+            return found
+        line = b'{"key":null,"value":"%b"}' % self.text
+        return replace(found, records=b"[%b,%b]" % (line, line))
 
     async def apply(self, after: int, *numbers: int) -> object:
         """Apply units of two rows, whose numbers are the offsets at which they are staged."""
@@ -107,3 +122,39 @@ async def test_rule_s10_a_target_says_that_it_lacks_a_unit_with_proof_only(
     with pytest.raises(KafkaError) as caught:
         await staged.apply(0, 0)
     assert caught.value.code is ErrorCode.LEADER_NOT_AVAILABLE
+
+
+async def test_a_request_is_answered_for_the_units_until_enough_bytes_are_under_way(
+    staged: Staged,
+) -> None:
+    staged.text = b"v" * (APPLIED_BYTES_MAX // 16)  # two rows a unit: four units are half of it
+    numbers = range(0, 40, 2)
+    applied = await staged.apply(0, *numbers)
+    assert applied == UnitsApplied((0, 2, 4, 6, 8, 10, 12, 14))
+    assert staged.log_end == 16
+    assert staged.asked == [staged_at(str(number)) for number in range(0, 16, 2)]
+    assert await staged.apply(16, *numbers[8:10]) == UnitsApplied((16, 18))
+
+
+async def test_a_request_whose_later_step_is_refused_is_answered_for_those_before(
+    staged: Staged,
+) -> None:
+    staged.gone = {staged_at("8")}
+    assert await staged.apply(0, 0, 2, 4, 6, 8, 10) == UnitsApplied((0, 2, 4, 6))
+    assert await staged.apply(8, 8, 10) == SourceGone((8,))
+    staged.gone, staged.fails = set(), {staged_at("16")}
+    assert await staged.apply(8, 8, 10, 12, 14, 16) == UnitsApplied((8, 10, 12, 14))
+    with pytest.raises(KafkaError, match="no leader"):
+        await staged.apply(16, 16)
+    assert staged.log_end == 16
+
+
+async def test_units_that_another_request_brings_between_two_steps_are_taken_once(
+    staged: Staged,
+) -> None:
+    taking = asyncio.create_task(staged.apply(0, 0, 2, 4, 6, 8, 10))
+    await asyncio.sleep(0)
+    assert staged.log_end == 8, "one step"
+    assert await staged.apply(0, 0, 2, 4, 6, 8) == UnitsApplied((0, 2, 4, 6, 8))
+    assert await taking == UnitsApplied((0, 2, 4, 6, 8, 10))
+    assert staged.log_end == 12
