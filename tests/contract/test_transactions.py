@@ -153,6 +153,18 @@ async def test_without_a_key_the_name_is_fresh_and_no_client_may_take_it(door: D
     assert (await door.get(path)).json["error_code"] == 40406, "it may be looked up"
 
 
+async def test_without_a_key_the_home_is_on_this_broker_if_one_is(door: Door) -> None:
+    asked: list[TransactionalId] = []
+
+    def leader_of(id_: TransactionalId) -> BrokerId:
+        asked.append(id_)
+        return door.apis.broker_id if len(asked) == 3 else BrokerId(2)
+
+    door.apis.transactions.answers["home_leader"] = leader_of
+    assert (await post(door, TX, ONE)).status == 200
+    assert committed(door).id == asked[2]
+
+
 async def test_a_repeat_is_recognised_by_the_text_of_its_content(door: Door) -> None:
     first = await post(door, OF_GROUP, ONE | {"offsets": [OFFSET]}, Idempotency_Key="k")
     moved = ONE | {"offsets": [OFFSET], "member_id": "m", "member_epoch": 9}

@@ -45,7 +45,8 @@ class FakeTransactions:
         self._epochs: dict[TransactionalId, int] = {}
 
     def home_leader(self, id_: TransactionalId) -> BrokerId | None:
-        return cast("BrokerId | None", self.answers.get("home_leader", BrokerId(2)))
+        found = self.answers.get("home_leader", BrokerId(2))
+        return cast("BrokerId | None", found(id_) if callable(found) else found)
 
     async def init(self, id_: TransactionalId, timeout_ms: int) -> ProducerInitialized:
         self._note("init", id_, timeout_ms)

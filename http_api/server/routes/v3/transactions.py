@@ -7,6 +7,7 @@ path decides the home, so it is part of every id. Chunks are staged by produces
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,8 @@ if TYPE_CHECKING:
 RETRY_AFTER_COMMITTING: dict[str, str] = {"Retry-After": "1"}
 """Header of a 202: completion takes milliseconds, or waits for a partition that can't be written.
 """
+NEW_IDS_TRIED = 10
+"""Ids drawn until one has its home here; a broker of many may lead none."""
 _UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
@@ -127,10 +130,27 @@ class TransactionRoutes(V3Routes):
         if key is None and body.attempts:
             text = f"'attempts' are staged under a key: expected the header {IDEMPOTENCY_KEY}"
             raise _bad(text)
-        name = unrepeatable_id(secrets.token_hex(16)) if key is None else KEY_PREFIX + key
-        id_ = TransactionalId(group, name)
+        if key is None:
+            id_ = self._new_id(group)
+        else:
+            id_ = TransactionalId(group, KEY_PREFIX + key)
         self._context.check_connected(request)
         return await self._commit(id_, KeyPosition(), body, timeout_ms)
+
+    def _new_id(self, group: GroupId) -> TransactionalId:
+        """Return the id of a transaction without a key, whose home is led here if one is.
+
+        That saves it the way to another broker. The home of a group is where it is.
+        """
+        ids = (
+            TransactionalId(group, unrepeatable_id(secrets.token_hex(16)))
+            for _ in range(NEW_IDS_TRIED)
+        )
+        first = next(ids)
+        if group != NO_GROUP:
+            return first
+        leader_of, here = self._apis.transactions.home_leader, self._apis.broker_id
+        return next((id_ for id_ in itertools.chain([first], ids) if leader_of(id_) == here), first)
 
     async def commit(self, request: web.Request, group: GroupId, name: str) -> web.Response:
         """Commit a transaction of a producer, a numbered id or a key."""
