@@ -1,7 +1,8 @@
 """The programs of `kafka_programs` beside the SDK: through `quorumlog.compat`, and against Kafka.
 
-Part of the section ``client``. Kafka is measured only if `make kafka` fetched it. Its cluster runs
-while quorumlog's is there and idle, as that one is while Kafka is measured.
+Part of the section ``client``; the transactions, of that section. Kafka is measured only if `make
+kafka` fetched it. Its cluster runs while quorumlog's is there and idle, as that one is while Kafka
+is measured.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from benchmarks.kafka_cluster import PYTHON, is_fetched, kafka_running
 from benchmarks.processes import ROOT
@@ -68,6 +69,35 @@ def measure(
     if not by_kafka:
         rows.append(Row(what="confluent-kafka", product="", note="`make kafka` fetches it"))
     return rows
+
+
+class KafkaTransactions(NamedTuple):
+    """Transactions of a record on each of two partitions, by confluent-kafka against Kafka."""
+
+    one_p50_ms: float
+    """Of one producer, from its begin to its commit."""
+    many_per_s: float
+
+
+def kafka_transactions(producers: int, seconds: float, rounds: int) -> KafkaTransactions | None:
+    """Measure one producer, and some at once; None if Kafka was not fetched."""
+    if not is_fetched():
+        return None
+    topic = "transactions"
+    with kafka_running() as servers:
+        _run(PYTHON, "confluent_kafka", "create", servers, topic, 0.0)
+        runs: dict[int, list[dict[str, Any]]] = {1: [], producers: []}
+        for number, found in runs.items():
+            mode = f"transact-{number}"
+            _run(PYTHON, "confluent_kafka", mode, servers, topic, WARM_UP_S)
+            for _ in range(rounds):
+                found.append(_run(PYTHON, "confluent_kafka", mode, servers, topic, seconds))
+    return KafkaTransactions(
+        one_p50_ms=statistics.median(each["p50_ms"] for each in runs[1]),
+        many_per_s=statistics.median(
+            each["transactions"] / each["elapsed_s"] for each in runs[producers]
+        ),
+    )
 
 
 def _beside(what: str, own_per_s: float, by_kafka: tuple[float, float]) -> Row:

@@ -3,17 +3,20 @@
 python kafka_programs.py LIBRARY MODE SERVERS TOPIC SECONDS      prints one JSON object
 
 Modes: ``create``, ``plain`` and ``keyed`` (with ``on_delivery``) write; ``consume`` and ``poll``
-read in a group, from the beginning, what was written. The file imports nothing of the project, as
-it runs in an environment of its own, too.
+read in a group, from the beginning, what was written; ``transact-N`` commits transactions by N
+producers. The file imports nothing of the project, as it runs in an environment of its own, too.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import statistics
 import sys
+import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 VALUE = b"v" * 100
@@ -102,6 +105,41 @@ def read(library: str, mode: str, servers: str, topic: str, seconds: float) -> d
     return {"records": records, "elapsed_s": elapsed_s}
 
 
+def transact(
+    library: str, producers: int, servers: str, topic: str, seconds: float
+) -> dict[str, Any]:
+    """Commit transactions of a record on each of two partitions, each producer in a thread."""
+    kafka = importlib.import_module(library)
+    ready = threading.Barrier(producers)
+
+    def commit(number: int) -> list[float]:
+        settings = {
+            "bootstrap.servers": servers,
+            "transactional.id": uuid.uuid4().hex,
+            "linger.ms": 0,
+        }
+        producer = kafka.Producer(settings)
+        producer.init_transactions()
+        took: list[float] = []
+        ready.wait(FIRST_S)
+        until = time.monotonic() + seconds
+        while (began := time.monotonic()) < until:
+            producer.begin_transaction()
+            for partition in (number % PARTITIONS, (number + 1) % PARTITIONS):
+                producer.produce(topic, VALUE, partition=partition)
+            producer.commit_transaction()
+            took.append(time.monotonic() - began)
+        return took
+
+    with ThreadPoolExecutor(producers) as threads:
+        took = [each for some in threads.map(commit, range(producers)) for each in some]
+    return {
+        "transactions": len(took),
+        "elapsed_s": seconds,
+        "p50_ms": statistics.median(took) * 1_000,
+    }
+
+
 def main() -> None:
     """Run one mode and print its figures."""
     library, mode, servers, topic, seconds = *sys.argv[1:5], float(sys.argv[5])
@@ -109,6 +147,8 @@ def main() -> None:
         figures = create(library, servers, topic)
     elif mode in ("plain", "keyed"):
         figures = write(library, mode, servers, topic, seconds)
+    elif mode.startswith("transact-"):
+        figures = transact(library, int(mode.partition("-")[2]), servers, topic, seconds)
     else:
         figures = read(library, mode, servers, topic, seconds)
     figures["cpu_s"] = time.process_time()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from benchmarks import beside_kafka
 from benchmarks.load import produce_body, render_post
 from benchmarks.processes import Load, Measured, run_load
 from benchmarks.product import JSON_V2, server_pids, target
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 TOPIC: Final = "transactions"
 PARTITIONS: Final = 6
 CONNECTIONS: Final = 64
+CROWD: Final = 1_000
 VALUE_BYTES: Final = 100
 NUMBER: Final = "000000000000"
 """Place of the number that makes each Idempotency-Key another one."""
@@ -75,13 +77,14 @@ async def measure(product: Product, seconds: float, rounds: int, trials: int) ->
         print(row.what, row.product, row.floor, row.note, sep=" | ", file=sys.stderr, flush=True)
         rows.append(row)
 
-    add(await one_connection(product, seconds, rounds))
-    add(await many_connections(product, seconds, rounds))
+    for row in await one_shots(product, seconds, rounds):
+        add(row)
     stager = Stager(product)
     staged, plain = await _staged_rates(stager, rounds)
     add(_staged_row(staged, plain))
     add(await large_commit(stager, rounds, statistics.median(plain)))
-    add(await beside_staged(product, seconds, statistics.median(staged) / 2))
+    halves = statistics.median(staged) / 2, statistics.median(plain) / 2
+    add(await beside_staged(product, seconds, *halves))
     await product.delete_topic(TOPIC)
     add(await home_killed(product, trials))
     return rows
@@ -90,7 +93,7 @@ async def measure(product: Product, seconds: float, rounds: int, trials: int) ->
 # one-shots, by the raw generator
 
 
-def _one_shots(cluster_id: str) -> list[bytes]:
+def _one_shots(cluster_id: str, *, keyed: bool = True) -> list[bytes]:
     """Return a request for each pair of neighbouring partitions, a row for each of the two."""
     run = uuid.uuid4().hex
     requests = []
@@ -102,7 +105,7 @@ def _one_shots(cluster_id: str) -> list[bytes]:
                 f"/v3/clusters/{cluster_id}/transactions",
                 orjson.dumps({"topics": [{"topic_name": TOPIC, "records": rows}]}),
                 JSON,
-                f"Idempotency-Key: {run}-{one}-{NUMBER}\r\n",
+                f"Idempotency-Key: {run}-{one}-{NUMBER}\r\n" if keyed else "",
             )
         )
     return requests
@@ -123,15 +126,17 @@ def _brokers(product: Product) -> dict[str, int]:
 
 async def _loads(
     product: Product, connections: int, seconds: float, rounds: int
-) -> tuple[list[Measured], list[Measured]]:
-    """Return runs of one-shots and of plain one-row produces, in turn, through all brokers."""
+) -> dict[str, list[Measured]]:
+    """Return runs of plain one-row produces and of one-shots, in turn, through all brokers."""
     now = product.now()
-    transactions, plains = [], []
+    kinds = {
+        "plain": (_plain(1), GOOD_PRODUCE, ""),
+        "keyed": (_one_shots(now.cluster_id), GOOD_ONE_SHOT, NUMBER),
+        "keyless": (_one_shots(now.cluster_id, keyed=False), GOOD_ONE_SHOT, ""),
+    }
+    found: dict[str, list[Measured]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
-        for requests, expect, placeholder, found in (
-            (_plain(1), GOOD_PRODUCE, "", plains),
-            (_one_shots(now.cluster_id), GOOD_ONE_SHOT, NUMBER, transactions),
-        ):
+        for kind, (requests, expect, placeholder) in kinds.items():
             load = Load(
                 targets=[target(broker) for broker in now.brokers],
                 requests=requests,
@@ -140,35 +145,63 @@ async def _loads(
                 expect=expect,
                 placeholder=placeholder,
             )
-            found.append(await asyncio.to_thread(run_load, load, _brokers(product)))
-    return transactions, plains
+            found[kind].append(await asyncio.to_thread(run_load, load, _brokers(product)))
+    return found
 
 
-async def one_connection(product: Product, seconds: float, rounds: int) -> Row:
-    """Compare p50 of a one-shot of two targets with a plain one-row produce's."""
-    runs, plains = await _loads(product, 1, seconds, rounds)
-    ours, floor = _median(runs, "p50_ms"), _median(plains, "p50_ms")
+async def one_shots(product: Product, seconds: float, rounds: int) -> list[Row]:
+    """Compare one-shots with plain one-row produces, and with transactional producers of Kafka."""
+    one = await _loads(product, 1, seconds, rounds)
+    many = await _loads(product, CONNECTIONS, seconds, rounds)
+    crowd = await _loads(product, CROWD, seconds, 1)
+    p50_ms, per_s = _median(one["keyed"], "p50_ms"), _median(many["keyed"], "requests_per_s")
+    rows = [_latency(one, p50_ms), _rate(many, per_s), _crowd(crowd)]
+    kafka = await asyncio.to_thread(
+        beside_kafka.kafka_transactions, CONNECTIONS, 2 * seconds, rounds
+    )
+    if kafka is not None:
+        rows.append(
+            Row(
+                what="the same through Kafka: transactional producers of confluent-kafka",
+                product=f"p50 {p50_ms:.2f} ms; {per_s:,.0f}/s",
+                floor=f"{kafka.one_p50_ms:.1f} ms; {kafka.many_per_s:,.0f}/s",
+                note=f"one producer; {CONNECTIONS} of them; {per_s / kafka.many_per_s:.1f} × as "
+                "many, and Kafka syncs nothing",
+            )
+        )
+    return rows
+
+
+def _latency(runs: Mapping[str, list[Measured]], p50_ms: float) -> Row:
+    floor = _median(runs["plain"], "p50_ms")
     return Row(
         what="one-shot of two targets, one connection",
-        product=f"p50 {ours:.2f} p99 {_median(runs, 'p99_ms'):.2f} ms",
-        floor=f"{floor:.2f} / {_median(plains, 'p99_ms'):.2f}",
-        value=ours / floor,
+        product=f"p50 {p50_ms:.2f} p99 {_median(runs['keyed'], 'p99_ms'):.2f} ms",
+        floor=f"{floor:.2f} / {_median(runs['plain'], 'p99_ms'):.2f}",
+        value=p50_ms / floor,
         budget=LATENCY_BUDGET,
-        note=_note(runs, plains),
+        note=f"without a key {_median(runs['keyless'], 'p50_ms'):.2f} ms; {_note(runs)}",
     )
 
 
-async def many_connections(product: Product, seconds: float, rounds: int) -> Row:
-    """Count one-shots of two rows a second beside plain one-row produces over all brokers."""
-    runs, plains = await _loads(product, CONNECTIONS, seconds, rounds)
-    ours, floor = _median(runs, "requests_per_s"), _median(plains, "requests_per_s")
+def _rate(runs: Mapping[str, list[Measured]], per_s: float) -> Row:
+    floor = _median(runs["plain"], "requests_per_s")
     return Row(
         what=f"one-shots of 2 rows on 2 partitions, {CONNECTIONS} connections",
-        product=f"{ours:,.0f}/s",
+        product=f"{per_s:,.0f}/s",
         floor=f"{floor:,.0f}",
-        value=ours,
+        value=per_s,
         budget=RATE_BUDGET,
-        note=f"{ours / floor:.2f} × plain; {_note(runs, plains)}",
+        note=f"without a key {_median(runs['keyless'], 'requests_per_s'):,.0f}/s; {_note(runs)}",
+    )
+
+
+def _crowd(runs: Mapping[str, list[Measured]]) -> Row:
+    return Row(
+        what=f"the same, {CROWD} connections",
+        product=f"{_median(runs['keyed'], 'requests_per_s'):,.0f}/s",
+        floor=f"{_median(runs['plain'], 'requests_per_s'):,.0f}",
+        note=f"without a key {_median(runs['keyless'], 'requests_per_s'):,.0f}/s; {_note(runs)}",
     )
 
 
@@ -176,15 +209,17 @@ def _median(runs: Iterable[Measured], figure: str) -> float:
     return statistics.median(run.figures[figure] for run in runs)
 
 
-def _note(runs: list[Measured], plains: list[Measured]) -> str:
+def _note(runs: Mapping[str, list[Measured]]) -> str:
     """Return the CPU of all brokers for a request of each kind, and what went wrong."""
-    ours, plain = (
-        sum(sum(run.cpu_s.values()) for run in group)
+    cpu_ms = {
+        kind: MS
+        * sum(sum(run.cpu_s.values()) for run in group)
         / max(1, sum(run.figures["requests"] for run in group))
-        for group in (runs, plains)
-    )
-    text = f"CPU of all brokers: {ours * MS:.2f} ms a transaction, {plain * MS:.2f} a plain produce"
-    return "; ".join([text, *(run.problem for run in (*runs, *plains) if run.problem)])
+        for kind, group in runs.items()
+    }
+    shown = ", ".join(f"{kind} {cost:.2f}" for kind, cost in cpu_ms.items())
+    problems = (run.problem for group in runs.values() for run in group if run.problem)
+    return "; ".join([f"ms of CPU of all brokers a request: {shown}", *problems])
 
 
 # staged rows
@@ -314,8 +349,12 @@ async def large_commit(stager: Stager, rounds: int, plain_rate: float) -> Row:
     )
 
 
-async def beside_staged(product: Product, seconds: float, rows_per_s: float) -> Row:
-    """Compare p99 of plain one-row produces beside staged load with that of those alone."""
+async def beside_staged(product: Product, seconds: float, staged: float, plain: float) -> Row:
+    """Compare p99 of plain one-row produces beside staged load with that of those alone.
+
+    ``staged``, ``plain``: half of the rows a second that can be staged, or written plainly. p99
+    beside plain rows is in the note.
+    """
     now = product.now()
     load = Load(
         targets=[target(broker) for broker in now.brokers],
@@ -325,11 +364,15 @@ async def beside_staged(product: Product, seconds: float, rows_per_s: float) -> 
         expect=GOOD_PRODUCE,
     )
     alone = await asyncio.to_thread(run_load, load, _brokers(product))
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as tasks:
-        feeding = tasks.create_task(_feed(Stager(product), rows_per_s, stop))
-        beside = await asyncio.to_thread(run_load, load, _brokers(product))
-        stop.set()
+    runs: list[tuple[Measured, float]] = []
+    for feed, rows_per_s in ((_feed_staged, staged), (_feed_plain, plain)):
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            feeding = tasks.create_task(feed(Stager(product), rows_per_s, stop))
+            run = await asyncio.to_thread(run_load, load, _brokers(product))
+            stop.set()
+        runs.append((run, feeding.result()))
+    (beside, fed), (beside_plain, fed_plain) = runs
     ours, floor = beside.figures["p99_ms"], alone.figures["p99_ms"]
     return Row(
         what="plain produce beside staged load of half the capacity",
@@ -337,13 +380,14 @@ async def beside_staged(product: Product, seconds: float, rows_per_s: float) -> 
         floor=f"{floor:.2f}",
         value=ours / floor,
         budget=BESIDE_BUDGET,
-        note=f"{feeding.result():,.0f} of {rows_per_s:,.0f} staged rows/s wanted; "
-        f"p50 {beside.figures['p50_ms']:.2f}, alone {alone.figures['p50_ms']:.2f} ms "
-        f"{beside.problem}".strip(),
+        note=f"{fed:,.0f} of {staged:,.0f} staged rows/s wanted; "
+        f"p50 {beside.figures['p50_ms']:.2f}, alone {alone.figures['p50_ms']:.2f} ms; "
+        f"beside {fed_plain:,.0f} of {plain:,.0f} plain rows/s p99 "
+        f"{beside_plain.figures['p99_ms']:.2f} ms {beside.problem}".strip(),
     )
 
 
-async def _feed(stager: Stager, rows_per_s: float, stop: asyncio.Event) -> float:
+async def _feed_staged(stager: Stager, rows_per_s: float, stop: asyncio.Event) -> float:
     """Stage and commit at a fixed rate until told to stop; return the rate of what was sent."""
     chunks = COMMIT_ROWS // CHUNK_ROWS
     began, sent = time.monotonic(), 0
@@ -357,6 +401,19 @@ async def _feed(stager: Stager, rows_per_s: float, stop: asyncio.Event) -> float
                     due = began + sent * CHUNK_ROWS / rows_per_s
                     await asyncio.sleep(max(0.0, due - time.monotonic()))
             tasks.create_task(stager.commit(key, COMMIT_ROWS, number))
+        elapsed = time.monotonic() - began
+    return sent * CHUNK_ROWS / elapsed
+
+
+async def _feed_plain(stager: Stager, rows_per_s: float, stop: asyncio.Event) -> float:
+    """Write the same requests plainly at a fixed rate until told to stop."""
+    began, sent = time.monotonic(), 0
+    async with asyncio.TaskGroup() as tasks:
+        while not stop.is_set():
+            tasks.create_task(stager.write(sent))
+            sent += 1
+            due = began + sent * CHUNK_ROWS / rows_per_s
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
         elapsed = time.monotonic() - began
     return sent * CHUNK_ROWS / elapsed
 
