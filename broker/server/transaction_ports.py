@@ -8,7 +8,7 @@ The `BrokerServer` makes them and gives them to the coordinators. `Targets` impl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.log.unit_check import NumberGap, UnitPlace
@@ -44,10 +44,12 @@ if TYPE_CHECKING:
 
 APPLIED_BYTES_MAX = 4 << 20
 """Bytes of rows that one request appends, up to a step more; it is answered for the first units."""
-STAGED_UNITS_A_STEP = 4
+STAGED_UNITS_A_STEP = 2
 STEP_BYTES = 512 << 10
 """Staged units, or bytes of rows that came along, that are appended while all other requests wait;
 one unit may be larger."""
+LONG_STEP_BYTES = 64 << 10
+"""Of steps with as many bytes, only one of all targets is made before others have their turn."""
 APPLY_TIMEOUT_MS = 5_000
 """Time for a target to commit units; then they are sent again, and answered as already there."""
 
@@ -63,7 +65,7 @@ class StagedRows(Protocol):
 class Targets:
     """Units on their way to the leaders of their targets, and into them.
 
-    Owned by the `BrokerServer`, on its loop. Stateless.
+    Owned by the `BrokerServer`, on its loop. Stateless between requests.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class Targets:
     ) -> None:
         self._config = config
         self._staged_units_a_step = staged_units_a_step
+        self._turn = asyncio.Lock()
+        """Held while a step is made, and until all that was ready then has had its turn."""
         self._loader = loader
         self._router = router
         self._local = local
@@ -134,30 +138,47 @@ class Targets:
             after = RowNumber(units[-1].number + units[-1].rows)
             if size >= APPLIED_BYTES_MAX:
                 break
-            await asyncio.sleep(0)  # other requests have their turn between two steps
         await self._appends.until_committed(*taking, timeout_ms)
         return UnitsApplied(tuple(bases))
 
     async def _step(
         self, taking: _Taking, after: RowNumber, units: Sequence[UnitRows]
     ) -> _Stepped | GapFound | SourceGone:
-        """Append a few units; nothing is, if the rows of one are gone.
+        """Fetch and append a few units; nothing is, if the rows of one are gone.
 
         Rows of units that the log has are not fetched: their stage may have lost or let go of them
         since.
         """
-        places = [UnitPlace(RowNumber(number), rows) for number, rows, _ in units]
-        there = self._appends.count_there(*taking, places)
+        there = self._appends.count_there(*taking, _places(units))
         sources = [unit.source for unit in units[there:] if isinstance(unit.source, StagedPlace)]
         fetched = await self._staged.rows_of(sources) if sources else ()
-        if None in fetched:  # another request may have brought them meanwhile
-            there = self._appends.count_there(*taking, places, proven=True)
-        found = dict(zip(sources, fetched, strict=True))
+        rows = dict(zip(sources, fetched, strict=True))
+        size = sum(map(_size, units)) + sum(
+            0 if one is None else len(one.records) for one in fetched
+        )
+        if size < LONG_STEP_BYTES:
+            return self._take(taking, after, units, there, rows)
+        async with self._turn:
+            answer = self._take(taking, after, units, there, rows)
+            await asyncio.sleep(0)
+        return answer
+
+    def _take(
+        self,
+        taking: _Taking,
+        after: RowNumber,
+        units: Sequence[UnitRows],
+        there: int,
+        fetched: Mapping[StagedPlace, TargetRows | None],
+    ) -> _Stepped | GapFound | SourceGone:
+        """Append units whose rows are here, or were found gone; the first ones are ``there``."""
+        if None in fetched.values():  # another request may have brought them meanwhile
+            there = self._appends.count_there(*taking, _places(units), proven=True)
         gone: list[int] = []
         decided: list[DecidedUnit] = []
         size = 0
         for at, (number, count, source) in enumerate(units):
-            rows = found.get(source) if isinstance(source, StagedPlace) else source
+            rows = fetched.get(source) if isinstance(source, StagedPlace) else source
             if at >= there and rows is None:
                 gone.append(number)
             else:
@@ -186,14 +207,21 @@ class _Stepped(NamedTuple):
     size_bytes: int
 
 
+def _places(units: Sequence[UnitRows]) -> list[UnitPlace]:
+    return [UnitPlace(RowNumber(number), rows) for number, rows, _ in units]
+
+
+def _size(unit: UnitRows) -> int:
+    """Return the bytes of a unit's rows that came along."""
+    return 0 if isinstance(unit.source, StagedPlace) else len(unit.source.records)
+
+
 def _steps(units: Sequence[UnitRows], staged_most: int) -> Iterator[Sequence[UnitRows]]:
     """Yield units as they are appended in one go, with a bound of their number or their bytes."""
     begin, share = 0, 0.0
-    for at, (_, _, source) in enumerate(units):
-        if isinstance(source, StagedPlace):
-            own = 1 / staged_most
-        else:
-            own = len(source.records) / STEP_BYTES
+    for at, unit in enumerate(units):
+        is_staged = isinstance(unit.source, StagedPlace)
+        own = 1 / staged_most if is_staged else _size(unit) / STEP_BYTES
         if at > begin and share + own > 1:
             yield units[begin:at]
             begin, share = at, 0.0

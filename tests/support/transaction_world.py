@@ -405,7 +405,7 @@ class Node:
         )
         self.targets = Targets(
             anything, cast("Any", loader), anything, cast("Any", self.local), appends,
-            cast("Any", self), self.clock, staged_units_a_step=1 + number,
+            cast("Any", self), self.clock, staged_units_a_step=1 + number % 2,
         )  # fmt: skip
 
     # ---- proof of leading
