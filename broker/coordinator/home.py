@@ -58,6 +58,7 @@ from broker.transactions.home_state import HomeLimits, HomeState, slim
 from broker.transactions.messages import (
     AttemptNamed,
     PendingTarget,
+    PositionFate,
     ProducerInitialized,
     TransactionalId,
     TransactionDescription,
@@ -266,7 +267,7 @@ class Home:
         await self._shard.settled()
         return answer
 
-    async def _abort(self, request: AbortPosition) -> TransactionState:
+    async def _abort(self, request: AbortPosition) -> PositionFate:
         deadline_ms = self._now_ms() + request.timeout_ms
         while True:
             found = self._turn(
@@ -274,7 +275,7 @@ class Home:
                     home, request.id, request.position, state.trusted_ms
                 )
             )
-            if isinstance(found, TransactionState):
+            if isinstance(found, PositionFate):
                 await self._shard.settled()
                 return found
             await self._until_complete(request.id, deadline_ms)

@@ -52,6 +52,7 @@ from broker.transactions.home_messages import (
 )
 from broker.transactions.messages import (
     NO_GROUP,
+    PositionFate,
     ProducerInitialized,
     ProducerPosition,
     StagedAttempt,
@@ -135,7 +136,7 @@ class TransactionRequests:
 
     async def abort(
         self, id_: TransactionalId, position: ProducerPosition, timeout_ms: int
-    ) -> TransactionState:
+    ) -> PositionFate:
         """Abort a producer's position; what was decided before stands, and is returned."""
         request = AbortPosition(id=id_, timeout_ms=timeout_ms, position=position)
         return await self._ask(request, self._deadline_ms(timeout_ms), may_create=True)

@@ -38,6 +38,7 @@ from broker.transactions.messages import (
     NumberedPosition,
     PlacedRows,
     Position,
+    PositionFate,
     ProducerInitialized,
     ProducerPosition,
     TargetRows,
@@ -119,8 +120,8 @@ def last_position(last: TransactionValue | None) -> LastPosition | None:
     """Return the newest position of an id as clients hear of it."""
     if last is None:
         return None
-    lost = lost_rows(last, ()) if last.is_open else last.lost
-    return LastPosition(last.epoch, last.number, last.state, sum(one.rows for one in lost))
+    rows = sum(one.rows for one in _lost_of(last))
+    return LastPosition(last.epoch, last.number, last.state, rows)
 
 
 # commit
@@ -378,8 +379,8 @@ def _check_room_for_ids(home: HomeState, limits: HomeLimits) -> None:
 
 def abort(
     home: HomeState, id_: TransactionalId, position: ProducerPosition, now_ms: int | None
-) -> tuple[TransactionState | MustWait, Records]:
-    """Abort a position, or return the state that it has; behind a decision nothing changes (S2).
+) -> tuple[PositionFate | MustWait, Records]:
+    """Abort a position, or return the fate that it has; behind a decision nothing changes (S2).
 
     Raises:
         KafkaError: TRANSACTION_CONFLICT, TRANSACTION_SUPERSEDED, PRODUCER_FENCED. To be proven.
@@ -389,7 +390,7 @@ def abort(
     if last is not None and at < last.at:
         raise _superseded(id_, last)
     if last is not None and at == last.at:
-        return last.state, ()
+        return PositionFate(last.state, _lost_of(last)), ()
     _check_epoch(home, id_, position)
     if last is not None and last.is_open:
         return MustWait(), ()
@@ -400,7 +401,7 @@ def abort(
         decided_ms=now_ms,
         completed_ms=now_ms,
     )
-    return value.state, (HomeRecord(TransactionKey(*id_), value),)
+    return PositionFate(value.state), (HomeRecord(TransactionKey(*id_), value),)
 
 
 # completion
@@ -451,6 +452,11 @@ def lost_rows(value: TransactionValue, dropped: Collection[Target]) -> tuple[Los
         if unit.is_lost and unit.target not in dropped:
             rows[unit.target] += unit.rows
     return tuple(LostRows(*target, count) for target, count in rows.items())
+
+
+def _lost_of(value: TransactionValue) -> tuple[LostRows, ...]:
+    """Return the rows of a position that are known to be lost."""
+    return lost_rows(value, ()) if value.is_open else value.lost
 
 
 # the stages ask

@@ -27,6 +27,7 @@ from broker.transactions.messages import (
     NumberedPosition,
     OffsetMove,
     Position,
+    PositionFate,
     ProducerInitialized,
     ProducerPosition,
     TargetRows,
@@ -72,7 +73,7 @@ class CommitPosition(HomeRequest[TransactionOutcome]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortPosition(HomeRequest[TransactionState]):
+class AbortPosition(HomeRequest[PositionFate]):
     """Request to abort a producer's position, or to hear what was decided before."""
 
     position: ProducerPosition
@@ -91,7 +92,7 @@ class ForgetId(HomeRequest[None]):
 _ANSWERS: Mapping[type[HomeRequest[Any]], Any] = {
     InitId: ProducerInitialized,
     CommitPosition: TransactionOutcome,
-    AbortPosition: TransactionState,
+    AbortPosition: PositionFate,
     DescribeId: TransactionDescription,
     ForgetId: None,
 }

@@ -261,6 +261,8 @@ async def check_told(story: Story, id_: str, epoch: int) -> None:
     assert lost == [(LEDGER, place, LOST)]
     code, shown = await story.quorumlog("txn", "describe", id_)
     assert (code, f"lost with its stage: {LOST} rows of {LEDGER}:{place}" in shown) == (0, True)
+    fate = await story.send(f"transactions/{id_}:abort", {"epoch": epoch, "number": 0})
+    assert fate.body == {"state": "complete", "lost": found.body["lost"]}
     life = await story.send(f"transactions/{id_}:init", {})
     assert life.body["last"] == last
     lines = cluster.log(f"broker-{cast.home}").splitlines()
