@@ -41,6 +41,7 @@ from broker.transactions.home_decisions import (
 )
 from broker.transactions.home_messages import (
     AbortPosition,
+    AwaitPosition,
     CommitPosition,
     DescribeId,
     ForgetId,
@@ -242,6 +243,8 @@ class Home:
                 answer: Any = await self._init(request)
             case CommitPosition():
                 answer = await self._commit(request)
+            case AwaitPosition():
+                answer = await self._fate(request)
             case AbortPosition():
                 answer = await self._abort(request)
             case ForgetId():
@@ -337,6 +340,14 @@ class Home:
         except KafkaError as error:
             outcome = error.outcome if verdict.is_new else Outcome.UNKNOWN
             raise KafkaError(error.code, error.message, outcome=outcome) from error
+
+    async def _fate(self, request: AwaitPosition) -> TransactionOutcome:
+        """Return what became of a position that another leader of this home has decided (S3)."""
+        deadline_ms = self._now_ms() + request.timeout_ms
+        content = Content(request.id, request.position, request.digest)
+        verdict = self._turn(lambda _, home: (home_decisions.fate(home, content), ()))
+        await self._settled(verdict)
+        return await self._outcome(content, verdict, deadline_ms)
 
     def _judge(
         self,

@@ -170,6 +170,22 @@ def judge(home: HomeState, content: Content) -> Judgement:
     return MustWait() if last is not None and last.is_open else MayDecide()
 
 
+def fate(home: HomeState, content: Content) -> Decided:
+    """Return the fate of a position that another home has decided; nothing is changed.
+
+    Raises:
+        KafkaError: TRANSACTIONAL_ID_NOT_FOUND, it is not the id's newest position, or of a run that
+            is not known here; TRANSACTION_CONFLICT. Both say nothing of the decision.
+    """
+    last = home.newest.get(content.id)
+    if last is not None and content.at == last.at and last.state is not TransactionState.ABORTED:
+        found = _judge_repeat(content, last)
+        if not found.records:
+            return found
+    text = f"position {content.at[0]}.{content.at[1]} of {content.id.name} is not the newest here"
+    raise KafkaError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, text)
+
+
 def _check_kind(
     home: HomeState, id_: TransactionalId, position: Position, last: TransactionValue | None
 ) -> None:

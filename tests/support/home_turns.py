@@ -286,6 +286,9 @@ def _run(turns: HomeTurns, command: str) -> str:
         case "commit", [name, at, digest, *rows]:
             content = Content(named(name), position_of(at, options), digest)
             return show_answer(turns.commit(content, *parts_of(rows)))
+        case "hear", [name, at, digest]:
+            content = Content(named(name), position_of(at, options), digest)
+            return show_answer(home_decisions.fate(turns.home, content))
         case "abort", [name, at]:
             position = position_of(at, options)
             assert isinstance(position, ProducerPosition)

@@ -1,14 +1,14 @@
-"""Decided rows that a real unclean election of their stage takes: told as lost, blocking nothing.
+"""Brokers that fail between a decision and its completion, each with one part in it.
 
-Four brokers, each with one part: the stage's leader alone has the last chunks, and is killed; the
-stage's other replica is elected without them, by the operator's command; the target's leader is
-paused from before the decision until then; the home's leader lives through all of it.
+Four brokers: two with a stage, one that leads the home, one that leads a target. While the target's
+is paused, an unclean election of the stage takes decided rows; or the home's stops.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ import pytest
 
 from broker.transactions.chunk_records import stage_partition_of
 from broker.transactions.messages import TransactionalId
+from chaos.cluster import runs
 from raft_metadata.common.ids import GroupId
 from tests.support.live_cluster import Answer, LiveCluster, running
 
@@ -107,7 +108,7 @@ class Story:
         return await self.cluster.ask(method, self.cluster.url(broker) + full, body, named)
 
     async def init(self, id_: str) -> int:
-        answer = await self.send(f"transactions/{id_}:init", {})
+        answer = await self.send(f"transactions/{id_}:init", {}, through=self.cast.stage_follower)
         assert answer.status == 200, answer
         return int(answer.body["epoch"])
 
@@ -158,10 +159,10 @@ class Story:
         assert process.returncode is not None
         return process.returncode, out.decode()
 
-    async def values(self, of_broker: int) -> list[Any]:
+    async def values(self, of_broker: int, through: int | None = None) -> list[Any]:
         """All values of the partition that a broker leads; their offsets have no gap."""
         answer = await self.cluster.fetch(
-            self.cast.home, LEDGER, self.partitions[of_broker], wait_ms=0
+            through or self.cast.home, LEDGER, self.partitions[of_broker], wait_ms=0
         )
         assert answer.status == 200, answer
         assert [row["offset"] for row in answer.body] == [*range(len(answer.body))]
@@ -322,3 +323,40 @@ async def check_read(story: Story, lossy: Position, later: Sequence[Position]) -
     assert await story.values(story.cast.target) == values_of(*lossy, 0) + whole
     elsewhere = [*values_of(*lossy, *every), "beside", *whole]
     assert await story.values(story.cast.home) == elsewhere
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+async def test_rule_s3_a_client_that_waits_hears_of_the_completion_from_the_next_home(
+    story: Story, end: signal.Signals
+) -> None:
+    """One that is stopped says "committing" as it goes: the broker between asks the next one."""
+    cluster, cast = story.cluster, story.cast
+    of_home = {*BROKERS} - {cast.target}
+    await cluster.wait_isr(HOMES, cast.homes, of_home, cast.target)
+    home = await cluster.leader(HOMES, cast.homes, cast.target)
+    asker = min(of_home - {home})
+    id_ = story.id_of(f"moved-{end.name}")
+    rows = [{"value": id_, "partition": story.partitions[each]} for each in (cast.target, asker)]
+    body = {"epoch": await story.init(id_), "number": 0}
+    body |= {"topics": [{"topic_name": LEDGER, "records": rows}]}
+    cluster.pause(f"broker-{cast.target}")
+    path = f"transactions/{id_}:commit?timeout=15000"
+    committing = asyncio.create_task(story.send(path, body, through=asker))
+
+    async def decided() -> bool:
+        return id_ in await story.values(asker, asker)
+
+    async def moved() -> bool:
+        return await cluster.leader(HOMES, cast.homes, asker) != home
+
+    await cluster.until(decided, "it is decided, and in the other target")
+    pid = cluster.signal(f"broker-{home}", end)
+    await cluster.until(moved, "the home has another leader")
+    assert not committing.done()
+    cluster.resume(f"broker-{cast.target}")
+    told = await committing
+    assert (told.status, told.body["state"], told.body["rows"]) == (200, "complete", 2), told
+    assert (await story.values(cast.target, asker)).count(id_) == 1
+    await cluster.until(lambda: not runs(pid), "the old home is gone")
+    cluster.start_node(f"broker-{home}")
+    await cluster.wait_healthy()
