@@ -197,7 +197,7 @@ class TransactionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PositionFate:
-    """What an abort hears of its position: it is aborted, or was decided before."""
+    """Fate of a position as its abort hears it: aborted, or what was decided before."""
 
     state: TransactionState
     lost: tuple[LostRows, ...] = ()

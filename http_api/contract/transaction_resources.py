@@ -85,7 +85,7 @@ class TransactionResult:
 
 @dataclass(frozen=True, slots=True)
 class AbortResult:
-    """What became of a position, as the answer to its abort says it."""
+    """The fate of a position, as the answer to its abort says it."""
 
     state: str
     """aborted; committing or complete if it was decided before."""
