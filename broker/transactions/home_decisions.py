@@ -455,7 +455,8 @@ def lose(home: HomeState, id_: TransactionalId, gone: Collection[Unit]) -> Recor
     last = home.newest.get(id_)
     if last is None or not last.is_open:
         return ()
-    units = tuple(unit._replace(source=None) if unit in gone else unit for unit in last.units)
+    nowhere = frozenset(gone)
+    units = tuple(unit._replace(source=None) if unit in nowhere else unit for unit in last.units)
     if units == last.units:
         return ()
     return (HomeRecord(TransactionKey(*id_), replace(last, units=units)),)
