@@ -39,6 +39,8 @@ UNITS_AT_ONCE_MAX = 1_000
 """Units in one request to a target."""
 STAGED_UNIT_BYTES = 65_536
 """Bytes that a staged unit counts for: a chunk of few rows, so that the target's limit decides."""
+LOST_AT_ONCE_MAX = 1_000
+"""Lost units of one target that are gathered for one record of their loss."""
 NOT_ASKED = "its leader has not answered yet"
 RETRY_MIN_MS = 50
 RETRY_MAX_MS = 1_000
@@ -64,6 +66,15 @@ class TargetPort(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class _Losses:
+    """Units that are nowhere, of all targets of a decision: one record tells of them."""
+
+    units: list[Unit] = field(default_factory=list)
+    error: KafkaError | None = None
+    """Error of that record; None: it is committed, or did not begin."""
+
+
+@dataclass(slots=True, eq=False)
 class OpenDecision:
     """A committed decision whose targets have not all acknowledged."""
 
@@ -78,6 +89,10 @@ class OpenDecision:
     """Monotonic time at which this home learnt that it is committed."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is complete, or given up because this broker does not lead any more."""
+    losses: _Losses = field(default_factory=_Losses)
+    """Losses for which the next record of them is to come."""
+    is_recording: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a record of losses is under way."""
 
     @property
     def is_seen(self) -> bool:
@@ -243,10 +258,11 @@ class Completion:
             if self._drop_first(queue):
                 continue
             request = self._next_request(queue)
+            assert request is not None, "the first unit waits"
             try:
                 answer = await self._port.apply(request)
                 if isinstance(answer, SourceGone):
-                    await self._note_gone(queue, request, answer.numbers)
+                    await self._note_gone(queue, request, answer)
             except KafkaError as error:
                 queue.reason = error.message
                 await asyncio.sleep(pause_ms / 1000)
@@ -265,11 +281,17 @@ class Completion:
                     await asyncio.sleep(RETRY_MIN_MS / 1000)
         self._queues.pop((queue.numbering, queue.target), None)
 
-    def _next_request(self, queue: _Queue) -> ApplyUnits:
+    def _next_request(self, queue: _Queue, behind: int = -1) -> ApplyUnits | None:
+        """Return a request for units that follow each other; None if none is left.
+
+        ``behind`` a number: as if those up to it were in the target.
+        """
         units: list[UnitRows] = []
         size, after = 0, 0
         for number, decision in queue.units:
             unit = decision.waiting.get((queue.target, number))
+            if number <= behind or (unit is None and not units):
+                continue
             if unit is None:
                 break  # its rows are lost: those behind it follow another number
             source = unit.source
@@ -283,9 +305,11 @@ class Completion:
                 # waits for another target. Units of one request follow each other (rule S4).
                 break
             if not units:
-                after = unit.after if queue.after is None else queue.after
+                after = unit.after if queue.after is None or behind >= 0 else queue.after
             units.append(UnitRows(number, unit.rows, rows))
             size += taken
+        if not units:
+            return None
         return ApplyUnits(
             target=queue.target, numbering=queue.numbering, after=after, units=tuple(units)
         )
@@ -309,19 +333,65 @@ class Completion:
         queue.units.popleft()
         return True
 
-    async def _note_gone(
-        self, queue: _Queue, request: ApplyUnits, numbers: Collection[int]
-    ) -> None:
-        """Record units as lost that still name the places at which their rows are gone."""
-        queue.reason = f"the rows of number {min(numbers)} are not at their stage"
-        asked = {unit.number: unit.source for unit in request.units if unit.number in numbers}
+    async def _note_gone(self, queue: _Queue, request: ApplyUnits, answer: SourceGone) -> None:
+        """Record units as lost that still name the places at which their rows are gone.
+
+        Each record of a loss is the whole decision once more. So those behind are asked about
+        first, as long as they are gone, too: the target appends none of them before the gap is
+        mended. Where it has them it has passed over the first ones, and is asked anew.
+        """
+        queue.reason = f"the rows of number {min(answer.numbers)} are not at their stage"
         gone: dict[OpenDecision, list[Unit]] = {}
+        further: ApplyUnits | None = request
+        found: ApplyAnswer = answer
+        while further is not None and isinstance(found, SourceGone):
+            self._add_gone(queue, further, found.numbers, gone)
+            if sum(map(len, gone.values())) >= LOST_AT_ONCE_MAX:
+                break
+            further = self._next_request(queue, behind=further.units[-1].number)
+            if further is not None:
+                try:
+                    found = await self._port.apply(further)
+                except KafkaError:
+                    break
+        if isinstance(found, UnitsApplied):
+            return
+        for decision, units in gone.items():
+            await self._record_losses(decision, units)
+
+    def _add_gone(
+        self,
+        queue: _Queue,
+        request: ApplyUnits,
+        numbers: Collection[int],
+        gone: dict[OpenDecision, list[Unit]],
+    ) -> None:
+        asked = {unit.number: unit.source for unit in request.units if unit.number in numbers}
+        last = max(numbers)
         for number, decision in queue.units:
+            if number > last:
+                break
             unit = decision.waiting.get((queue.target, number))
             if unit is not None and number in asked and unit.source == asked[number]:
                 gone.setdefault(decision, []).append(unit)
-        for decision, units in gone.items():
-            await self._lose(decision, units)
+
+    async def _record_losses(self, decision: OpenDecision, units: Collection[Unit]) -> None:
+        """Record losses, with those that other targets find while a record is under way.
+
+        Raises:
+            KafkaError: it could not be recorded, or is not known to be.
+        """
+        losses = decision.losses
+        losses.units += units
+        async with decision.is_recording:
+            if losses is decision.losses:
+                decision.losses = _Losses()
+                try:
+                    await self._lose(decision, losses.units)
+                except KafkaError as error:
+                    losses.error = error
+        if losses.error is not None:
+            raise losses.error
 
     def _settle(self, decision: OpenDecision, place: tuple[Target, int]) -> None:
         del decision.waiting[place]

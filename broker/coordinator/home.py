@@ -41,6 +41,7 @@ from broker.transactions.home_decisions import (
 )
 from broker.transactions.home_messages import (
     AbortPosition,
+    AwaitPosition,
     CommitPosition,
     DescribeId,
     ForgetId,
@@ -58,6 +59,7 @@ from broker.transactions.home_state import HomeLimits, HomeState, slim
 from broker.transactions.messages import (
     AttemptNamed,
     PendingTarget,
+    PositionFate,
     ProducerInitialized,
     TransactionalId,
     TransactionDescription,
@@ -241,6 +243,8 @@ class Home:
                 answer: Any = await self._init(request)
             case CommitPosition():
                 answer = await self._commit(request)
+            case AwaitPosition():
+                answer = await self._fate(request)
             case AbortPosition():
                 answer = await self._abort(request)
             case ForgetId():
@@ -266,7 +270,7 @@ class Home:
         await self._shard.settled()
         return answer
 
-    async def _abort(self, request: AbortPosition) -> TransactionState:
+    async def _abort(self, request: AbortPosition) -> PositionFate:
         deadline_ms = self._now_ms() + request.timeout_ms
         while True:
             found = self._turn(
@@ -274,7 +278,7 @@ class Home:
                     home, request.id, request.position, state.trusted_ms
                 )
             )
-            if isinstance(found, TransactionState):
+            if isinstance(found, PositionFate):
                 await self._shard.settled()
                 return found
             await self._until_complete(request.id, deadline_ms)
@@ -336,6 +340,14 @@ class Home:
         except KafkaError as error:
             outcome = error.outcome if verdict.is_new else Outcome.UNKNOWN
             raise KafkaError(error.code, error.message, outcome=outcome) from error
+
+    async def _fate(self, request: AwaitPosition) -> TransactionOutcome:
+        """Return what became of a position that another leader of this home has decided (S3)."""
+        deadline_ms = self._now_ms() + request.timeout_ms
+        content = Content(request.id, request.position, request.digest)
+        verdict = self._turn(lambda _, home: (home_decisions.fate(home, content), ()))
+        await self._settled(verdict)
+        return await self._outcome(content, verdict, deadline_ms)
 
     def _judge(
         self,

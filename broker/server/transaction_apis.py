@@ -14,6 +14,7 @@ from broker.transactions.messages import (
     AttemptNamed,
     OffsetMove,
     Position,
+    PositionFate,
     ProducerInitialized,
     ProducerPosition,
     TransactionalId,
@@ -165,7 +166,7 @@ class TransactionApis(Protocol):
 
     async def abort(
         self, id_: TransactionalId, position: ProducerPosition, timeout_ms: int
-    ) -> TransactionState:
+    ) -> PositionFate:
         """Abort a producer's position; what was decided before stands, and is returned."""
         ...
 

@@ -8,6 +8,7 @@ The `BrokerServer` makes them and gives them to the coordinators. `Targets` impl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -122,7 +123,8 @@ class Targets:
         taking = _Taking(place, role.epoch, Numbering(request.numbering))
         after, size = RowNumber(request.after), 0
         bases: list[int | None] = []
-        for units in _steps(request.units, self._staged_units_a_step):
+        steps = _steps(request.units, self._staged_units_a_step)
+        for units in steps:
             try:
                 answer = await self._step(taking, after, units)
             except KafkaError:
@@ -130,9 +132,11 @@ class Targets:
                     raise
                 break
             if not isinstance(answer, _Stepped):
-                if not bases:
+                if bases:
+                    break
+                if isinstance(answer, GapFound):
                     return answer
-                break
+                return SourceGone((*answer.numbers, *await self._gone_in(taking, steps)))
             bases += answer.bases
             size += answer.size_bytes
             after = RowNumber(units[-1].number + units[-1].rows)
@@ -144,7 +148,21 @@ class Targets:
     async def _step(
         self, taking: _Taking, after: RowNumber, units: Sequence[UnitRows]
     ) -> _Stepped | GapFound | SourceGone:
-        """Fetch and append a few units; nothing is, if the rows of one are gone.
+        """Fetch and append a few units; none is, if the rows of one are gone."""
+        there, fetched = await self._fetch(taking, units)
+        size = sum(map(_size, units))
+        size += sum(0 if rows is None else len(rows.records) for rows in fetched.values())
+        if size < LONG_STEP_BYTES:
+            return self._take(taking, after, units, there, fetched)
+        async with self._turn:
+            answer = self._take(taking, after, units, there, fetched)
+            await asyncio.sleep(0)
+        return answer
+
+    async def _fetch(
+        self, taking: _Taking, units: Sequence[UnitRows]
+    ) -> tuple[int, Mapping[StagedPlace, TargetRows | None]]:
+        """Return how many units the log has, and the staged rows of the others; None: gone.
 
         Rows of units that the log has are not fetched: their stage may have lost or let go of them
         since.
@@ -152,16 +170,34 @@ class Targets:
         there = self._appends.count_there(*taking, _places(units))
         sources = [unit.source for unit in units[there:] if isinstance(unit.source, StagedPlace)]
         fetched = await self._staged.rows_of(sources) if sources else ()
-        rows = dict(zip(sources, fetched, strict=True))
-        size = sum(map(_size, units)) + sum(
-            0 if one is None else len(one.records) for one in fetched
+        return there, dict(zip(sources, fetched, strict=True))
+
+    def _gone(
+        self,
+        taking: _Taking,
+        units: Sequence[UnitRows],
+        there: int,
+        fetched: Mapping[StagedPlace, TargetRows | None],
+    ) -> tuple[int, tuple[int, ...]]:
+        """Return how many units the log has, and the numbers of those that are nowhere."""
+        if None not in fetched.values():
+            return there, ()
+        # Another request may have brought them meanwhile.
+        there = self._appends.count_there(*taking, _places(units), proven=True)
+        return there, tuple(
+            number
+            for number, _, source in units[there:]
+            if isinstance(source, StagedPlace) and fetched[source] is None
         )
-        if size < LONG_STEP_BYTES:
-            return self._take(taking, after, units, there, rows)
-        async with self._turn:
-            answer = self._take(taking, after, units, there, rows)
-            await asyncio.sleep(0)
-        return answer
+
+    async def _gone_in(self, taking: _Taking, steps: Iterator[Sequence[UnitRows]]) -> Sequence[int]:
+        """Return the numbers of those in the other steps that are gone, too, as far as is known."""
+        numbers: list[int] = []
+        with contextlib.suppress(KafkaError):
+            for units in steps:
+                _, gone = self._gone(taking, units, *await self._fetch(taking, units))
+                numbers += gone
+        return numbers
 
     def _take(
         self,
@@ -172,20 +208,15 @@ class Targets:
         fetched: Mapping[StagedPlace, TargetRows | None],
     ) -> _Stepped | GapFound | SourceGone:
         """Append units whose rows are here, or were found gone; the first ones are ``there``."""
-        if None in fetched.values():  # another request may have brought them meanwhile
-            there = self._appends.count_there(*taking, _places(units), proven=True)
-        gone: list[int] = []
+        there, gone = self._gone(taking, units, there, fetched)
+        if gone:
+            return SourceGone(gone)
         decided: list[DecidedUnit] = []
         size = 0
-        for at, (number, count, source) in enumerate(units):
+        for number, count, source in units:
             rows = fetched.get(source) if isinstance(source, StagedPlace) else source
-            if at >= there and rows is None:
-                gone.append(number)
-            else:
-                decided.append(_decided(Target(*taking.place), number, count, rows))
-                size += 0 if rows is None else len(rows.records)
-        if gone:
-            return SourceGone(tuple(gone))
+            decided.append(_decided(Target(*taking.place), number, count, rows))
+            size += 0 if rows is None else len(rows.records)
         taken = self._appends.take(*taking, after, decided)
         if isinstance(taken, NumberGap):
             return GapFound(taken.end)

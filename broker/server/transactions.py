@@ -8,6 +8,7 @@ request names its position, so attempts of unknown outcome are repeated until th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ from broker.server.transaction_apis import (
 from broker.server.transaction_ports import StagedRows
 from broker.transactions.home_messages import (
     AbortPosition,
+    AwaitPosition,
     CommitPosition,
     DescribeId,
     ForgetId,
@@ -52,6 +54,7 @@ from broker.transactions.home_messages import (
 )
 from broker.transactions.messages import (
     NO_GROUP,
+    PositionFate,
     ProducerInitialized,
     ProducerPosition,
     StagedAttempt,
@@ -91,6 +94,8 @@ A = TypeVar("A")
 
 ANSWER_SHARE = 0.9
 """Share of the time left in which a home is to answer, so that a 202 is back in time."""
+ASK_AGAIN_MS = 100
+"""Pause before a home that does not wait is asked about its decision once more."""
 LIST_TIMEOUT_MS = 5_000
 
 
@@ -135,7 +140,7 @@ class TransactionRequests:
 
     async def abort(
         self, id_: TransactionalId, position: ProducerPosition, timeout_ms: int
-    ) -> TransactionState:
+    ) -> PositionFate:
         """Abort a producer's position; what was decided before stands, and is returned."""
         request = AbortPosition(id=id_, timeout_ms=timeout_ms, position=position)
         return await self._ask(request, self._deadline_ms(timeout_ms), may_create=True)
@@ -202,10 +207,35 @@ class TransactionRequests:
             layout=layout_of(placed),
         )
         outcome = await self._ask(asked, deadline_ms, may_create=True)
+        outcome = await self._asked_further(asked, outcome, deadline_ms)
         if outcome.lost and outcome.state is TransactionState.COMPLETE:
             raise self._rows_lost(outcome)
         rows = _row_places(placed, outcome, asked.layout) if request.answers_rows else ()
         return Committed(outcome=outcome, home_leader=self.home_leader(request.id), rows=rows)
+
+    async def _asked_further(
+        self, asked: CommitPosition, outcome: TransactionOutcome, deadline_ms: int
+    ) -> TransactionOutcome:
+        """Ask the home's next leader where one stopped to wait because it leads no more.
+
+        The decision is committed, so the question decides nothing: a repeat of the commit could,
+        where an unclean election took the decision. Unanswered, the decision is committing.
+        """
+        question = AwaitPosition(
+            id=asked.id, timeout_ms=asked.timeout_ms, position=asked.position, digest=asked.digest
+        )
+        until_ms = deadline_ms - asked.timeout_ms + int(asked.timeout_ms * ANSWER_SHARE)
+        left_ms = until_ms - self._clock.monotonic_ms()
+        if outcome.state is not TransactionState.COMMITTING or left_ms <= ASK_AGAIN_MS:
+            return outcome  # it is over, or the home waited as long as it was to
+        with contextlib.suppress(KafkaError, TimeoutError):
+            async with asyncio.timeout(left_ms / 1000):
+                while True:
+                    outcome = await self._ask(question, until_ms, may_create=False)
+                    if outcome.state is not TransactionState.COMMITTING:
+                        break
+                    await asyncio.sleep(ASK_AGAIN_MS / 1000)
+        return outcome
 
     def _rows_lost(self, outcome: TransactionOutcome) -> KafkaError:
         """Return the error of a commit that stands, and of which not all is there (rule S3)."""

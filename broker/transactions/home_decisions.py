@@ -38,6 +38,7 @@ from broker.transactions.messages import (
     NumberedPosition,
     PlacedRows,
     Position,
+    PositionFate,
     ProducerInitialized,
     ProducerPosition,
     TargetRows,
@@ -119,8 +120,8 @@ def last_position(last: TransactionValue | None) -> LastPosition | None:
     """Return the newest position of an id as clients hear of it."""
     if last is None:
         return None
-    lost = lost_rows(last, ()) if last.is_open else last.lost
-    return LastPosition(last.epoch, last.number, last.state, sum(one.rows for one in lost))
+    rows = sum(one.rows for one in _lost_of(last))
+    return LastPosition(last.epoch, last.number, last.state, rows)
 
 
 # commit
@@ -167,6 +168,22 @@ def judge(home: HomeState, content: Content) -> Judgement:
         return _judge_repeat(content, last)
     _check_epoch(home, content.id, content.position)
     return MustWait() if last is not None and last.is_open else MayDecide()
+
+
+def fate(home: HomeState, content: Content) -> Decided:
+    """Return the fate of a position that another home has decided; nothing is changed.
+
+    Raises:
+        KafkaError: TRANSACTIONAL_ID_NOT_FOUND, it is not the id's newest position, or of a run that
+            is not known here; TRANSACTION_CONFLICT. Both say nothing of the decision.
+    """
+    last = home.newest.get(content.id)
+    if last is not None and content.at == last.at and last.state is not TransactionState.ABORTED:
+        found = _judge_repeat(content, last)
+        if not found.records:
+            return found
+    text = f"position {content.at[0]}.{content.at[1]} of {content.id.name} is not the newest here"
+    raise KafkaError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, text)
 
 
 def _check_kind(
@@ -378,8 +395,8 @@ def _check_room_for_ids(home: HomeState, limits: HomeLimits) -> None:
 
 def abort(
     home: HomeState, id_: TransactionalId, position: ProducerPosition, now_ms: int | None
-) -> tuple[TransactionState | MustWait, Records]:
-    """Abort a position, or return the state that it has; behind a decision nothing changes (S2).
+) -> tuple[PositionFate | MustWait, Records]:
+    """Abort a position, or return the fate that it has; behind a decision nothing changes (S2).
 
     Raises:
         KafkaError: TRANSACTION_CONFLICT, TRANSACTION_SUPERSEDED, PRODUCER_FENCED. To be proven.
@@ -389,7 +406,7 @@ def abort(
     if last is not None and at < last.at:
         raise _superseded(id_, last)
     if last is not None and at == last.at:
-        return last.state, ()
+        return PositionFate(last.state, _lost_of(last)), ()
     _check_epoch(home, id_, position)
     if last is not None and last.is_open:
         return MustWait(), ()
@@ -400,7 +417,7 @@ def abort(
         decided_ms=now_ms,
         completed_ms=now_ms,
     )
-    return value.state, (HomeRecord(TransactionKey(*id_), value),)
+    return PositionFate(value.state), (HomeRecord(TransactionKey(*id_), value),)
 
 
 # completion
@@ -438,7 +455,8 @@ def lose(home: HomeState, id_: TransactionalId, gone: Collection[Unit]) -> Recor
     last = home.newest.get(id_)
     if last is None or not last.is_open:
         return ()
-    units = tuple(unit._replace(source=None) if unit in gone else unit for unit in last.units)
+    nowhere = frozenset(gone)
+    units = tuple(unit._replace(source=None) if unit in nowhere else unit for unit in last.units)
     if units == last.units:
         return ()
     return (HomeRecord(TransactionKey(*id_), replace(last, units=units)),)
@@ -451,6 +469,11 @@ def lost_rows(value: TransactionValue, dropped: Collection[Target]) -> tuple[Los
         if unit.is_lost and unit.target not in dropped:
             rows[unit.target] += unit.rows
     return tuple(LostRows(*target, count) for target, count in rows.items())
+
+
+def _lost_of(value: TransactionValue) -> tuple[LostRows, ...]:
+    """Return the rows of a position that are known to be lost."""
+    return lost_rows(value, ()) if value.is_open else value.lost
 
 
 # the stages ask

@@ -27,6 +27,7 @@ from broker.transactions.messages import (
     NumberedPosition,
     OffsetMove,
     Position,
+    PositionFate,
     ProducerInitialized,
     ProducerPosition,
     TargetRows,
@@ -72,7 +73,18 @@ class CommitPosition(HomeRequest[TransactionOutcome]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortPosition(HomeRequest[TransactionState]):
+class AwaitPosition(HomeRequest[TransactionOutcome]):
+    """Question about a position that was decided; it decides nothing, and is answered as a commit.
+
+    For the next leader of a home that stopped leading while its client waited.
+    """
+
+    position: Position
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortPosition(HomeRequest[PositionFate]):
     """Request to abort a producer's position, or to hear what was decided before."""
 
     position: ProducerPosition
@@ -91,7 +103,8 @@ class ForgetId(HomeRequest[None]):
 _ANSWERS: Mapping[type[HomeRequest[Any]], Any] = {
     InitId: ProducerInitialized,
     CommitPosition: TransactionOutcome,
-    AbortPosition: TransactionState,
+    AwaitPosition: TransactionOutcome,
+    AbortPosition: PositionFate,
     DescribeId: TransactionDescription,
     ForgetId: None,
 }
@@ -115,11 +128,13 @@ def decode_home_request(body: bytes) -> HomeRequest[Any]:
         cls = _REQUESTS[name]
         if "position" in fields:
             fields["position"] = _position_in(fields["position"])
+        if cls is AwaitPosition:
+            position = fields.pop("position")
+            return AwaitPosition(**_fields_of(_AwaitFields, fields), position=position)
         if cls is not CommitPosition:
             return _converted(cls, fields)
         position = fields.pop("position")
-        found = _converted(_CommitFields, fields)
-        known = {one: getattr(found, one) for one in found.__dataclass_fields__}
+        known = _fields_of(_CommitFields, fields)
         return CommitPosition(**known, position=position, inline=rows)
     except (struct.error, ValueError, KeyError, TypeError) as error:
         text = f"malformed request to a home: {error}"
@@ -138,6 +153,21 @@ class _CommitFields:
     member_id: InstanceId | None
     member_epoch: int | None
     layout: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AwaitFields:
+    """The fields of an `AwaitPosition` that msgspec converts as they are."""
+
+    id: TransactionalId
+    timeout_ms: int
+    digest: str
+
+
+def _fields_of(cls: type[Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields as ``cls`` has them."""
+    found = _converted(cls, fields)
+    return {name: getattr(found, name) for name in cls.__dataclass_fields__}
 
 
 def _converted(cls: type[T], fields: dict[str, Any]) -> T:

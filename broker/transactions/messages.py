@@ -195,6 +195,15 @@ class TransactionOutcome:
     a repeat that chose others can't tell which row stands where."""
 
 
+@dataclass(frozen=True, slots=True)
+class PositionFate:
+    """Fate of a position as its abort hears it: aborted, or what was decided before."""
+
+    state: TransactionState
+    lost: tuple[LostRows, ...] = ()
+    """Then it is decided, and not all there (rule S3)."""
+
+
 class LastPosition(NamedTuple):
     """The newest position of a transactional id, and its fate."""
 

@@ -60,6 +60,13 @@ def _last(row: Row) -> str | None:
     return str(number) if row["epoch"] is None else f"{last['epoch']}.{number}"
 
 
+def _fate(row: Row) -> str:
+    """Return the last decided position and what became of it."""
+    last = row["last"]
+    lost = f", {last['lost_rows']} rows lost" if last["lost_rows"] else ""
+    return f"last={_last(row)} ({last['state']}{lost})"
+
+
 def _sum_of(field: str, row: Row) -> int:
     return sum(one[field] for one in row["attempts"])
 
@@ -97,8 +104,7 @@ def describe(session: CommandSession, names: tuple[str, ...], group_id: str | No
 def _description(row: Row) -> str:
     of_group = f" group={row['group']}" if row["group"] else ""
     epoch = "" if row["epoch"] is None else f" epoch={row['epoch']}"
-    last = _last(row)
-    fate = "" if last is None else f" last={last} ({row['last']['state']})"
+    fate = "" if row["last"] is None else f" {_fate(row)}"
     home = f"home={row['home_topic']}-{row['home_partition']} leader={row['leader']}"
     lines = [f"{row['transaction_id']}{of_group} state={row['state']}{epoch}{fate} {home}"]
     waits = {(one["topic"], one["partition"]): one["reason"] for one in row["pending"]}
@@ -161,8 +167,7 @@ def abort(
         msg = f"a producer that runs as {name} is over then: add --yes"
         raise click.UsageError(msg)
     life = asdict(session.call(calls.init_producer, name, group_id=group_id))
-    last = _last(life)
-    fate = "nothing was decided" if last is None else f"last={last} ({life['last']['state']})"
+    fate = "nothing was decided" if life["last"] is None else _fate(life)
     session.show(life, f"fenced {name}: epoch={life['epoch']}, {fate}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace, TracebackType
 from typing import TypeVar
@@ -17,7 +18,7 @@ from yarl import URL
 
 from http_api.client.calls import Answer, Call, Request, decode_answer
 from http_api.client.client_errors import ClosedError, QuorumlogError
-from http_api.client.network import ClientNetwork, server_address
+from http_api.client.network import ClientNetwork, server_address, tune_socket
 from http_api.client.produce_calls import JsonRecord, RecordOutcome, produce_attempts
 from http_api.client.routes import (
     AttemptError,
@@ -71,6 +72,7 @@ class AsyncClient:
             connector=aiohttp.TCPConnector(
                 limit=self._connections,
                 use_dns_cache=False,  # brokers that all moved are found by their names
+                socket_factory=_tuned_socket,
             ),
             auto_decompress=False,  # `decode_answer` decodes within a limit
             cookie_jar=aiohttp.DummyCookieJar(),  # as `Client`, which has none
@@ -216,6 +218,13 @@ class AsyncClient:
         self._headers = self._network.connection_headers()
         under_way: _RequestUnderWay = trace.trace_request_ctx
         under_way.change_headers(self._headers)
+
+
+def _tuned_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    sock = socket.socket(family, kind, protocol)
+    tune_socket(sock)
+    return sock
 
 
 class _RequestUnderWay:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
+import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 CLIENT_ID_HEADER: Final = "Quorumlog-Client-Id"
 CONNECT_TIMEOUT_S: Final = 3.0
+UNDELIVERED_MS_MAX: Final = 15_000
+"""Time for which the kernel tries to deliver what no broker acknowledges, as between brokers."""
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """Name of a header (RFC 9110)."""
 _VALUE: Final = re.compile(r"[\x20-\x7e\t]*")
@@ -61,6 +64,15 @@ def server_address(url: str) -> tuple[str, str, int, str]:
         msg = "expected http://host:port or https://host:port"
         raise ValueError(msg)
     return parts.scheme, str(parts.hostname), port, parts.path
+
+
+def tune_socket(sock: socket.socket) -> None:
+    """Have the kernel give up what it can't deliver, also of a connection that was closed.
+
+    Otherwise a broker that was unreachable gets a request minutes after its client gave it up.
+    """
+    if sock.family in {socket.AF_INET, socket.AF_INET6} and hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNDELIVERED_MS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

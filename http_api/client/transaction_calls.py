@@ -24,6 +24,7 @@ from http_api.contract.transaction_headers import (
     staging_headers,
 )
 from http_api.contract.transaction_resources import (
+    AbortResult,
     AttemptInfo,
     DecidedPosition,
     PlacedPartition,
@@ -31,6 +32,7 @@ from http_api.contract.transaction_resources import (
     TransactionInfo,
     TransactionResult,
     WaitingPartition,
+    abort_of,
     info_of,
     life_of,
     result_of,
@@ -38,6 +40,7 @@ from http_api.contract.transaction_resources import (
 from http_api.contract.transaction_shapes import transactions_path
 
 __all__ = [
+    "AbortResult",
     "AttemptInfo",
     "DecidedPosition",
     "PlacedPartition",
@@ -224,14 +227,11 @@ def abort_transaction(
     number: int,
     group_id: str | None = None,
     timeout_ms: int = TRANSACTION_TIMEOUT_MS,
-) -> Call[str]:
-    """Return the call that aborts a producer's position, and reads what became of it.
-
-    ``aborted``; ``committing`` or ``complete`` if it was decided before.
-    """
+) -> Call[AbortResult]:
+    """Return the call that aborts a producer's position, and reads what became of it."""
     path = _of_id(cluster_id, group_id, f"{transaction_id}:abort", timeout_ms)
     body = orjson.dumps({"epoch": epoch, "number": number})
-    return read_one(_post(path, body, timeout_ms), lambda row: str(row["state"]))
+    return read_one(_post(path, body, timeout_ms), abort_of)
 
 
 def describe_transaction(

@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from http_api.client.calls import Answer, Call, Request, decode_answer
 from http_api.client.client_errors import QuorumlogError
-from http_api.client.network import ClientNetwork, server_address
+from http_api.client.network import ClientNetwork, server_address, tune_socket
 from http_api.client.routes import (
     AttemptError,
     Attempts,
@@ -232,6 +232,7 @@ class Client:
         kept = _KeptConnection(connection, prefix, self._network.connection_headers())
         try:
             connection.connect()
+            tune_socket(connection.sock)
         except (OSError, ValueError) as error:  # a name that is too long is a ValueError
             connection.close()
             is_slow = isinstance(error, TimeoutError)

@@ -83,6 +83,15 @@ class TransactionResult:
     lost: tuple[LostPartition, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class AbortResult:
+    """The fate of a position, as the answer to its abort says it."""
+
+    state: str
+    """aborted; committing or complete if it was decided before."""
+    lost: tuple[LostPartition, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerLife:
     """The epoch of a producer's new life, and what became of its last one."""
@@ -151,6 +160,11 @@ def result_of(row: Mapping[str, Any]) -> TransactionResult:
         dropped=_dropped(row),
         lost=_lost(row),
     )
+
+
+def abort_of(row: Mapping[str, Any]) -> AbortResult:
+    """Return what the answer to an abort says."""
+    return AbortResult(row["state"], _lost(row))
 
 
 def life_of(row: Mapping[str, Any]) -> ProducerLife:

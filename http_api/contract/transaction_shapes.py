@@ -13,6 +13,7 @@ from http_api.contract.group_shapes import GROUPS
 
 if TYPE_CHECKING:
     from http_api.contract.transaction_resources import (
+        AbortResult,
         DecidedPosition,
         DroppedPartition,
         LostPartition,
@@ -47,6 +48,11 @@ def result(links: Links, found: TransactionResult) -> JsonObject:
         "dropped": _dropped(found.dropped),
         "lost": _lost(found.lost),
     }
+
+
+def abort(found: AbortResult) -> JsonObject:
+    """Return the answer to an abort."""
+    return {"state": found.state, "lost": _lost(found.lost)}
 
 
 def life(links: Links, found: ProducerLife) -> JsonObject:

@@ -21,6 +21,7 @@ from broker.transactions.messages import (
     OffsetMove,
     PendingTarget,
     PlacedRows,
+    PositionFate,
     ProducerInitialized,
     ProducerPosition,
     StagedAttempt,
@@ -295,11 +296,23 @@ async def test_an_init_tells_the_fate_of_the_last_life(door: Door) -> None:
 
 @pytest.mark.parametrize("state", [TransactionState.ABORTED, TransactionState.COMPLETE])
 async def test_an_abort_answers_the_state(door: Door, state: TransactionState) -> None:
-    door.apis.transactions.answers["abort"] = state
+    door.apis.transactions.answers["abort"] = PositionFate(state)
     answer = await post(door, f"{TX}/billing-1:abort", {"epoch": 3, "number": 7})
-    assert answer.golden == (200, JSON, {"state": state.value})
+    assert answer.golden == (200, JSON, {"state": state.value, "lost": []})
     id_ = TransactionalId(NO_GROUP, "billing-1")
     assert door.apis.requests == [(id_, ProducerPosition(3, 7), 10_000)]
+
+
+async def test_rule_s3_an_abort_of_what_is_not_all_there_says_so(door: Door) -> None:
+    lost = (LostRows(FLIGHTS_ID, PartitionId(2), 7), LostRows(TopicId("gone"), PartitionId(0), 1))
+    door.apis.transactions.answers["abort"] = PositionFate(TransactionState.COMPLETE, lost)
+    answer = await post(door, f"{TX}/billing-1:abort", {"epoch": 3, "number": 7})
+    assert answer.status == 200
+    assert answer.json["state"] == "complete"
+    assert answer.json["lost"] == [
+        {"topic_name": "flights", "topic_id": FLIGHTS_ID, "partition_id": 2, "rows": 7},
+        {"topic_name": None, "topic_id": "gone", "partition_id": 0, "rows": 1},
+    ]
 
 
 # reads

@@ -165,7 +165,7 @@ async def test_staged_rows_are_seen_from_their_commit_on(desk: Desk) -> None:
         "POST", "/topics/invoices", {"records": [{"value": ["gone", 0]}]}, **chunk(epoch, 1, 0)
     )
     aborted = await desk.send("POST", "transactions/billing-1:abort", {"epoch": epoch, "number": 1})
-    assert (aborted.status, aborted.body) == (200, {"state": "aborted"})
+    assert (aborted.status, aborted.body) == (200, {"state": "aborted", "lost": []})
     assert [one for one in await desk.values("invoices") if one[0] == "gone"] == []
 
 

@@ -31,6 +31,7 @@ FACTS = (
     "told lost",
     "told already",
     "told committing",
+    "told further",
     "told TRANSACTION_CONFLICT",
     "told OFFSET_NOT_EXPECTED",
     "told PRODUCER_FENCED",

@@ -10,6 +10,7 @@ from broker.server.transaction_apis import Committed, RowPlace, StagedRow, Trans
 from broker.transactions.messages import (
     NumberedPosition,
     PlacedRows,
+    PositionFate,
     ProducerInitialized,
     ProducerPosition,
     TransactionOutcome,
@@ -100,9 +101,10 @@ class FakeTransactions:
 
     async def abort(
         self, id_: TransactionalId, position: ProducerPosition, timeout_ms: int
-    ) -> TransactionState:
+    ) -> PositionFate:
         self._note("abort", id_, position, timeout_ms)
-        return cast("TransactionState", self.answers.get("abort", TransactionState.ABORTED))
+        aborted = PositionFate(TransactionState.ABORTED)
+        return cast("PositionFate", self.answers.get("abort", aborted))
 
     async def describe(self, id_: TransactionalId) -> TransactionDescription:
         self._note("describe", id_)

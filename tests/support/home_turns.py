@@ -50,10 +50,10 @@ from broker.transactions.messages import (
     NumberedPosition,
     PlacedRows,
     Position,
+    PositionFate,
     ProducerPosition,
     TargetRows,
     TransactionalId,
-    TransactionState,
 )
 from raft_metadata.common.errors import KafkaError
 from raft_metadata.common.ids import GroupId, LeaderEpoch, PartitionId, TopicId
@@ -158,9 +158,7 @@ class HomeTurns:
         self.write(records)
         return value
 
-    def abort(
-        self, id_: TransactionalId, position: ProducerPosition
-    ) -> TransactionState | MustWait:
+    def abort(self, id_: TransactionalId, position: ProducerPosition) -> PositionFate | MustWait:
         """Abort a position."""
         answer, records = home_decisions.abort(self.home, id_, position, self.now_ms)
         self.write(records)
@@ -288,11 +286,14 @@ def _run(turns: HomeTurns, command: str) -> str:
         case "commit", [name, at, digest, *rows]:
             content = Content(named(name), position_of(at, options), digest)
             return show_answer(turns.commit(content, *parts_of(rows)))
+        case "hear", [name, at, digest]:
+            content = Content(named(name), position_of(at, options), digest)
+            return show_answer(home_decisions.fate(turns.home, content))
         case "abort", [name, at]:
             position = position_of(at, options)
             assert isinstance(position, ProducerPosition)
-            state = turns.abort(named(name), position)
-            return "must wait" if isinstance(state, MustWait) else state.value
+            fate = turns.abort(named(name), position)
+            return "must wait" if isinstance(fate, MustWait) else show_fate(fate)
         case "complete", [name, *dropped]:
             placed = tuple(
                 PlacedRows(*target(letter), 1, int(offset)) for letter, offset in options.items()
@@ -367,6 +368,12 @@ def show_answer(answer: CommitAnswer) -> str:
             return "below the horizon"
     word = "already" if answer.already else "again"
     return f"{word} {answer.value.epoch}.{answer.value.number} {answer.value.state.value}"
+
+
+def show_fate(fate: PositionFate) -> str:
+    """Return what an abort hears in words."""
+    lost = "".join(f" without {one.rows} of {one.topic_id[-1]}" for one in fate.lost)
+    return f"{fate.state.value}{lost}"
 
 
 def show_last(last: LastPosition) -> str:

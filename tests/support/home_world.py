@@ -31,6 +31,7 @@ from broker.transactions.messages import (
     KeyPosition,
     NumberedPosition,
     Position,
+    PositionFate,
     ProducerPosition,
     TargetRows,
     TransactionalId,
@@ -373,8 +374,8 @@ class HomeWorld:
             answer = self.turns.abort(id_, position)
         except KafkaError:
             return
-        if isinstance(answer, TransactionState):
-            is_aborted = answer is TransactionState.ABORTED
+        if isinstance(answer, PositionFate):
+            is_aborted = answer.state is TransactionState.ABORTED
             fate = self.model.fates[id_][at]
             hold("S2", is_aborted == (fate is None), f"{id_} {at} is {answer}")
         self._check_state()

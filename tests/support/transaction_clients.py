@@ -7,12 +7,18 @@ may: any request can be repeated as it was.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from broker.record.batch import RecordFormat
 from broker.transactions.chunk_records import ChunkKey, RowsChunk
-from broker.transactions.home_messages import AbortPosition, InitId
+from broker.transactions.home_messages import (
+    AbortPosition,
+    AwaitPosition,
+    CommitPosition,
+    InitId,
+)
 from broker.transactions.home_records import Target
 from broker.transactions.messages import (
     EXPECTED_NONE,
@@ -46,6 +52,8 @@ FINAL = FOR_GOOD | {
     ErrorCode.STAGE_INCOMPLETE,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 }
+QUESTIONS_IN = 5
+"""One story in so many has questions to homes about what they decided."""
 TRIES_MAX = 150
 STORY_S = 2.5
 """Virtual time for which clients begin new transactions."""
@@ -117,7 +125,22 @@ class Asker:
             request = commit_of(id_, position, content, attempts=(named,), **fields)
         else:
             request = commit_of(id_, position, content, inline=target_rows(content), **fields)
-        return await self.insist(lambda: self.world.ask(home, request, content))
+        return await self.insist(lambda: self.ask(home, request, content))
+
+    async def ask(self, home: str, request: CommitPosition, content: Content) -> Any:
+        """Commit once; in some stories the home is then asked what it decided, as brokers do."""
+        answer = await self.world.ask(home, request, content)
+        if answer.state is TransactionState.COMMITTING and self.world.seed % QUESTIONS_IN == 2:
+            question = AwaitPosition(
+                id=request.id,
+                timeout_ms=request.timeout_ms,
+                position=request.position,
+                digest=request.digest,
+            )
+            with contextlib.suppress(KafkaError):  # unanswered: it is committing
+                answer = await self.world.ask(home, question, content)
+                self.world.figures["told further"] += 1
+        return answer
 
     async def stage(
         self, id_: TransactionalId, position: Position, content: Content

@@ -18,7 +18,7 @@ from chaos.transfers import told_by, topics_text
     [
         (HttpReply(200, {"state": "complete"}), "complete"),
         (HttpReply(202, {"state": "committing"}), "committing"),
-        (HttpReply(200, {"state": "aborted"}), "aborted"),
+        (HttpReply(200, {"state": "aborted", "lost": []}), "aborted"),
         (HttpReply(200, {"offsets": [{"partition": 0, "offset": None}]}), "complete"),
         (HttpReply(200, {"offsets": [{"error_code": None}, {"error_code": 40909}]}), "refused"),
         (HttpReply(200, {}), "unknown"),

@@ -121,6 +121,10 @@ async def test_abort_fences_the_producer(shell: Shell) -> None:
     done = await shell("txn", "abort", "billing-1", "--group", "pilots", "--yes")
     assert done.lines == ["fenced billing-1: epoch=4, last=3.6 (committing)"]
     assert shell.door.apis.requests == [(TransactionalId(GroupId("pilots"), "billing-1"), 10_000)]
+    lost = LastPosition(3, 6, TransactionState.COMPLETE, 7)
+    shell.door.apis.transactions.answers["init"] = ProducerInitialized(epoch=4, last=lost)
+    done = await shell("txn", "abort", "billing-1", "--yes")
+    assert done.lines == ["fenced billing-1: epoch=4, last=3.6 (complete, 7 rows lost)"]
     shell.door.apis.transactions.answers["init"] = ProducerInitialized(epoch=1)
     found: dict[str, Any] = (await shell("txn", "abort", "b", "-y", "--format", "json")).json
     assert found == {

@@ -107,7 +107,7 @@ async def test_a_producer_stages_commits_and_aborts() -> None:
                 CLUSTER_ID, "billing-1", content, epoch=1, number=0, group_id="pilots"
             ),
         )
-        state = await run(door, calls.abort_transaction(CLUSTER_ID, "billing-1", epoch=1, number=1))
+        fate = await run(door, calls.abort_transaction(CLUSTER_ID, "billing-1", epoch=1, number=1))
         chunks = [one for one in door.apis.requests if isinstance(one, StageRequest)]
         commit = asked(door, CommitRequest)
     assert life.last is not None
@@ -119,7 +119,7 @@ async def test_a_producer_stages_commits_and_aborts() -> None:
     assert [one.rows.partition for one in chunks] == [None, 1]
     assert commit.position == ProducerPosition(1, 0)
     assert commit.attempts == (AttemptNamed("a", 4, 8),)
-    assert (done.state, state) == ("complete", "aborted")
+    assert (done.state, fate.state, fate.lost) == ("complete", "aborted", ())
 
 
 @pytest.mark.parametrize(

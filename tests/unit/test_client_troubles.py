@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from http_api.client import async_client, transport
 from http_api.client.async_client import AsyncClient
 from http_api.client.calls import Answer, Call, Request
 from http_api.client.client_errors import (
@@ -21,7 +22,7 @@ from http_api.client.client_errors import (
     QuorumlogError,
     UnreachableError,
 )
-from http_api.client.network import ClientNetwork
+from http_api.client.network import ClientNetwork, tune_socket
 from http_api.client.routes import Routes
 from http_api.client.transport import Client
 from raft_metadata.common.errors import Outcome
@@ -205,6 +206,25 @@ def test_a_broker_that_never_answers_costs_the_time_of_a_request(run: Run) -> No
         with pytest.raises(UnreachableError, match="timed out"):
             run(routes, [call_of("POST", timeout_s=SHORT_S)])
         assert time.monotonic() - began_s < 2 * SHORT_S + 1
+
+
+@both
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has none")
+def test_rule_s12_a_clients_kernel_gives_up_what_it_cannot_deliver(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closed connection sends all that it holds, to a machine that comes back minutes later."""
+    told: list[int] = []
+
+    def tune(sock: socket.socket) -> None:
+        tune_socket(sock)
+        told.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+
+    for module in (transport, async_client):
+        monkeypatch.setattr(module, "tune_socket", tune)
+    with raw_server(always(answer_of(b"{}"))) as server:
+        run(Routes([server.url]), [WRITE, READ])
+    assert told == [15_000], "one connection, with a limit"
 
 
 @both

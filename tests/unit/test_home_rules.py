@@ -411,6 +411,22 @@ def test_rule_s3_the_next_life_of_a_producer_hears_of_lost_rows() -> None:
     """)
 
 
+def test_rule_s3_an_abort_hears_of_lost_rows() -> None:
+    """It is asked behind a commit of unknown outcome; "complete" alone is taken for a success."""
+    check("""
+        init p                  -> epoch 1 | epoch p 1
+        commit p 1.0 A a2@6 b1@7 -> decided \
+            | txn p 1.0 committing A a:0+2@6 b:0+1@7, next a 2, next b 1
+        abort p 1.0             -> committing
+        lose p @6               -> done | txn p 1.0 committing A a:0+2@lost b:0+1@7
+        abort p 1.0             -> committing without 2 of a
+        complete p b=0          -> done | txn p 1.0 complete A b=0 lost:a+2
+        abort p 1.0             -> complete without 2 of a
+        load                    -> loaded
+        abort p 1.0             -> complete without 2 of a
+    """)
+
+
 def test_rule_s10_rows_of_a_deleted_topic_are_not_told_as_lost() -> None:
     check("""
         commit n #1 A a2@6 b1@7 -> decided \

@@ -24,7 +24,7 @@ from broker.transactions.home_messages import (
     SourceGone,
     UnitsApplied,
 )
-from broker.transactions.home_records import StagedPlace, Target
+from broker.transactions.home_records import StagedPlace, Target, TransactionValue
 from broker.transactions.messages import (
     NO_GROUP,
     AttemptNamed,
@@ -38,6 +38,8 @@ from broker.transactions.messages import (
 from raft_metadata.common.errors import ErrorCode, KafkaError
 from tests.support.home_turns import staged_at
 from tests.unit.test_home_completion import CREDITS, DEBITS, Led, Targets, World, until, world
+
+FOUR_A_REQUEST = completion.UNITS_AT_ONCE_BYTES // 4
 
 
 @dataclass
@@ -180,7 +182,8 @@ async def test_rule_s10_nothing_is_done_before_the_loss_is_committed(
         for _ in range(100):
             await asyncio.sleep(0)
         assert [one for one in targets.taken if one[0] == DEBITS] == []
-        assert [one.target for one in targets.asked].count(DEBITS) == 1
+        asked = [one.units[0].number for one in targets.asked if one.target == DEBITS]
+        assert asked == [0, 2], "those behind may be gone, too; the gap is not mended yet"
         assert (await told_by_commits(here, second)).state is TransactionState.COMPLETE
         assert (await told_by_commits(here, ask(here, led, "a"))).lost == LOST
 
@@ -258,3 +261,76 @@ async def test_rule_s3_a_staged_position_that_another_has_replaced_is_not_told_c
         home = led.shard.state().home
         home.newest[key("a")] = replace(home.newest[key("a")], number=1)
         assert (await told(asking)).state is TransactionState.COMMITTING
+
+
+def ask_for_many(here: World, led: Led, chunks: int) -> asyncio.Task[object]:
+    """Commit so many units of a row for each of two targets, staged from 0 on."""
+    parts = [
+        Part(target, 1, staged_at(str(2 * chunk + at)))
+        for chunk in range(chunks)
+        for at, target in enumerate((DEBITS, CREDITS))
+    ]
+    here.stages.found = StagedParts(parts)
+    return here.tasks.create_task(led.home.answer(commit("a")))
+
+
+def records_of_losses(led: Led) -> list[int]:
+    """The number of lost units in each record of an open decision."""
+    values = [record.value for records in led.appends for record in records]
+    counts = [
+        sum(unit.is_lost for unit in value.units)
+        for value in values
+        if isinstance(value, TransactionValue) and value.is_open
+    ]
+    return [count for count in counts if count]
+
+
+async def test_rule_s10_losses_that_are_known_at_one_time_are_one_record() -> None:
+    """Each is the whole decision once more: one for four units wrote a long one as often."""
+    async with staged_world() as (here, targets):
+        led = await here.lead()
+        targets.gone = {staged_at(str(at)) for at in range(400)} - {staged_at("150")}
+        outcome = await told(ask_for_many(here, led, 200))
+        assert outcome.lost == (LostRows(*DEBITS, 199), LostRows(*CREDITS, 200))
+        assert targets.taken == [(DEBITS, 75, staged_at("150"))]
+        counts = records_of_losses(led)
+        assert counts[-1] == 399
+        assert len(counts) <= 4, "of both targets, and behind the one that is there"
+        targets.gone.clear()
+        assert (await told(ask(here, led, "z"))).lost == ()
+
+
+async def test_rule_s10_a_target_has_a_record_for_so_many_losses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(completion, "LOST_AT_ONCE_MAX", 20)
+    monkeypatch.setattr(completion, "STAGED_UNIT_BYTES", FOUR_A_REQUEST)
+    monkeypatch.setattr(completion, "RETRY_MIN_MS", 0)
+    async with staged_world() as (here, targets):
+        led = await here.lead()
+        targets.gone = {staged_at(str(2 * chunk)) for chunk in range(60)}
+        outcome = await told(ask_for_many(here, led, 60))
+        assert outcome.lost == (LostRows(*DEBITS, 60),)
+        assert records_of_losses(led) == [20, 40, 60]
+
+
+async def test_rule_s10_units_that_their_target_has_passed_are_asked_for_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another home sent them, or recorded their loss: nothing is lost here by what it knew."""
+    monkeypatch.setattr(completion, "STAGED_UNIT_BYTES", FOUR_A_REQUEST)
+    async with staged_world() as (here, targets):
+        led = await here.lead()
+        targets.gone = {staged_at("0")}
+        real = targets.apply
+
+        async def apply(request: ApplyUnits) -> ApplyAnswer:
+            answer = await real(request)
+            if isinstance(answer, SourceGone):
+                targets.ends[DEBITS] = 5  # what another home sent
+            return answer
+
+        targets.apply = apply  # type: ignore[method-assign]
+        outcome = await told(ask_for_many(here, led, 5))
+        assert (outcome.state, outcome.lost) == (TransactionState.COMPLETE, ())
+        assert records_of_losses(led) == []

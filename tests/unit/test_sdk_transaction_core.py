@@ -32,6 +32,7 @@ from http_api.client.sdk.record_types import ConsumerGroupMetadata, Receipt, Top
 from http_api.client.sdk.steps import CallBacks, Pause, Steps
 from http_api.client.sdk.transaction_core import TransactionCore
 from http_api.contract.transaction_headers import staging_of
+from raft_metadata.common.errors import Outcome
 
 T = TypeVar("T")
 TOPIC_ID = "A" * 22
@@ -60,6 +61,8 @@ class HomeStandIn:
         self.states: list[str] = []
         """States that the next commits are answered, in place of complete."""
         self.chunk_max_bytes = 1_048_576
+        self.lost: list[dict[str, Any]] = []
+        """Lost rows of what was decided, as aborts are answered."""
         self.lost_requests = 0
         self.lost_answers = 0
         self.most_under_way = 0
@@ -161,12 +164,12 @@ class HomeStandIn:
             return 200, row | {"forgotten_to_epoch": 0, "chunk_max_bytes": self.chunk_max_bytes}
         at = (group, body["epoch"], body["number"])
         if at in self.decided and path.endswith(":abort"):
-            return 200, {"state": "complete"}
+            return 200, {"state": "complete", "lost": self.lost}
         if at not in self.decided and body["epoch"] < self.epochs[group]:
             return refusal(409, 40907)
         if path.endswith(":abort"):
             self.aborted.add(at)
-            return 200, {"state": "aborted"}
+            return 200, {"state": "aborted", "lost": []}
         return self._commit(at, request.body or b"", body)
 
     def _stage(self, request: Request) -> tuple[int, Any]:
@@ -437,6 +440,33 @@ def test_rule_s3_a_commit_whose_rows_are_lost_is_an_error_and_over() -> None:
     home.produce(3)
     home.commit()
     assert max(home.decided) == ("g", 1, 2)
+
+
+def test_rule_s3_an_abort_of_a_commit_whose_rows_are_lost_is_the_error_of_its_repeat() -> None:
+    home = HomeStandIn({"transactional_group": "g"})
+    group = ConsumerGroupMetadata("g", expected={("in", 0): -1})
+    home.begin()
+    home.send_offsets(group, 7)
+    home.produce(1)
+    home.lost_answers = 1
+    with pytest.raises(OutcomeUnknownError):
+        home.commit(0.0)
+    place = {"topic_id": TOPIC_ID, "partition_id": 3}
+    home.lost = [
+        place | {"topic_name": "a", "rows": 2},
+        place | {"topic_name": None, "topic_id": "gone", "rows": 1},
+    ]
+    rows = "lost 2 rows for partition 3 of a, 1 rows for partition 3 of gone"
+    with pytest.raises(ApiError, match=f"committed before, and .* {rows}") as caught:
+        home.abort()
+    assert (caught.value.code, caught.value.retriable) == (50004, False)
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert group.expected == {("in", 0): 7}, "its offsets moved"
+    assert [getattr(error, "code", None) for error, _ in home.outcomes] == [50004]
+    home.begin()
+    home.produce(2)
+    home.commit()
+    assert max(home.decided) == ("g", 1, 1)
 
 
 def test_what_was_not_sent_is_aborted_without_a_request() -> None:

@@ -80,6 +80,7 @@ class Decided(Standstill):
         return {}
 
     async def answer_id(self, _request: object) -> TransactionOutcome:
+        self.now_ms += 9_000  # as long as it may take
         lost = (LostRows(TOPIC, PartitionId(0), 7), LostRows(TopicId("gone"), PartitionId(3), 1))
         return TransactionOutcome(epoch=3, number=8, state=self.state, lost=lost)
 

@@ -42,6 +42,7 @@ from http_api.client.sdk.transaction_rows import (
 )
 from http_api.client.sdk.value_splitting import SplitOutcome
 from http_api.client.transaction_calls import (
+    AbortResult,
     DecidedPosition,
     Staging,
     TransactionResult,
@@ -507,6 +508,7 @@ class TransactionCore:
         Raises:
             CommittingError: A commit of it was decided before: it is committed.
             FencedError: Another producer has the id; this one is over.
+            ApiError: With the code 50004: it is committed, and rows of it are lost.
             QuorumlogError: It is not known if it is aborted; repeat it.
         """
         with self._call():
@@ -547,10 +549,14 @@ class TransactionCore:
             yield from self._deliver_failure()
             assert self.fatal is not None
             raise self.fatal from error
-        if found != "aborted":
+        if found.lost:
+            lost = self._refused(_rows_lost(found))
+            yield from self._deliver_failure()
+            raise lost
+        if found.state != "aborted":
             self._next()
             yield CallBacks(list(self.transaction.committed(None)))
-            msg = f"the transaction was committed before (state {found})"
+            msg = f"the transaction was committed before (state {found.state})"
             raise CommittingError(msg)
 
     def give_up(self) -> list[Delivery]:
@@ -738,6 +744,17 @@ def _fenced(error: QuorumlogError) -> FencedError:
     found = FencedError(f"another producer has the transactional id: {error}")
     found.code, found.outcome = error.code, error.outcome
     return found
+
+
+def _rows_lost(found: AbortResult) -> ApiError:
+    """Return the error that a repeat of the commit would be answered with (rule S3)."""
+    lost = ", ".join(
+        f"{one.rows} rows for partition {one.partition} of {one.topic or one.topic_id}"
+        for one in found.lost
+    )
+    msg = f"the transaction was committed before, and an unclean election of a stage lost {lost}"
+    said = {"retriable": False, "outcome": "unknown"}
+    return ApiError(500, int(RestCode.DECIDED_ROWS_LOST), msg, said)
 
 
 def _committing(result: TransactionResult) -> CommittingError:

@@ -48,6 +48,7 @@ from http_api.contract.transaction_headers import (
     NUMBER_MAX,
 )
 from http_api.contract.transaction_resources import (
+    AbortResult,
     AttemptInfo,
     DecidedPosition,
     PlacedPartition,
@@ -101,6 +102,7 @@ _WAITING: Final = WaitingPartition(
     topic=TOPIC, partition=1, reason="fewer in-sync replicas than min.insync.replicas"
 )
 _LAST: Final = DecidedPosition(3, 6, "complete")
+_ABORTED: Final = shapes.abort(AbortResult("aborted", ()))
 
 
 def _examples(group: str | None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -341,14 +343,17 @@ def _abort(path: str) -> Operation:
         CLUSTER + path + _ID + ":abort",
         tag=_TAG,
         summary=f"Abort a producer's transaction, {_words(path)}",
-        description="What was decided before stands, and is the `state` of the answer.",
+        description=(
+            "What was decided before stands, and is the `state` of the answer. `lost`: rows of it "
+            "that an unclean election took."
+        ),
         parameters=(TIMEOUT,),
         body=Body(
             fields={"epoch": _EPOCH, "number": _NUMBER},
             needed=("epoch", "number"),
             example={"epoch": 3, "number": 7},
         ),
-        replies=(reply({"state": "aborted"}, headers=LEADER_HEADERS), _UNAVAILABLE),
+        replies=(reply(_ABORTED, headers=LEADER_HEADERS), _UNAVAILABLE),
         errors=(*_FENCE, *_OF_HOME),
     )
 

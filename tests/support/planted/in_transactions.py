@@ -135,12 +135,16 @@ def _already_uncommitted(patch: Patch) -> None:
 def _units_part(patch: Patch) -> None:
     real = Completion._next_request
 
-    def next_request(self: Completion, queue: Any) -> ApplyUnits:
-        first = real(self, queue)
+    def next_request(self: Completion, queue: Any, behind: int = -1) -> ApplyUnits | None:
+        first = real(self, queue, behind)
+        if behind >= 0 or first is None:
+            return first
         kept, units = queue.units, list(first.units)
         while len(units) < len(kept):
             queue.units = type(kept)(list(kept)[len(units) :])
-            units += real(self, queue).units
+            further = real(self, queue)
+            assert further is not None
+            units += further.units
         queue.units = kept
         return replace(first, units=tuple(units))
 

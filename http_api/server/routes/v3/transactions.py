@@ -42,6 +42,7 @@ from http_api.contract.transaction_headers import (
     unrepeatable_id,
 )
 from http_api.contract.transaction_resources import (
+    AbortResult,
     AttemptInfo,
     DecidedPosition,
     DroppedPartition,
@@ -237,8 +238,9 @@ class TransactionRoutes(V3Routes):
             _needed(fields, "epoch", EPOCH_MAX), _needed(fields, "number", NUMBER_MAX)
         )
         self._context.check_connected(request)
-        state = await self._apis.transactions.abort(id_, position, timeout_ms)
-        return json_reply({"state": state.value}, JSON, headers=self._home_headers(id_))
+        fate = await self._apis.transactions.abort(id_, position, timeout_ms)
+        found = AbortResult(fate.state.value, _lost(self._apis.image, fate.lost))
+        return json_reply(shapes.abort(found), JSON, headers=self._home_headers(id_))
 
     # reads, and the end of an id
 
