@@ -271,14 +271,9 @@ def _keep_producers(
     Raises:
         CorruptionError: they can't be read; accepted with ``may_forget``.
     """
-    states, at = scan.limits.states(), min(scan.stored_recovery_point, end)
-    offsets = [each for each in snapshot_offsets(scan.disk, scan.directory) if each <= end]
-    for offset in sorted(offsets, reverse=True):
-        with contextlib.suppress(CorruptionError):
-            found = read_snapshot(scan.disk, scan.directory, offset, scan.limits)
-            if found is not None:
-                states, at = found, offset
-                break
+    states, at, is_known = _snapshot_below(
+        scan, segments[0].base_offset, end, may_forget=may_forget
+    )
     if at == end:
         return  # a seal wrote a snapshot before it moved the recovery point, if there were any
     for segment, behind in zip(segments, [*segments[1:], None], strict=True):
@@ -289,11 +284,40 @@ def _keep_producers(
             if isinstance(batch, GoodBatch):
                 if batch.header.base_offset >= at and batch.header.producer_id >= 0:
                     states.applied(batch.header)
-            elif not may_forget and (offsets or len(states)):
+            elif not may_forget and (is_known or len(states)):
                 raise CorruptionError(f"producers of {segment.log_path}: {batch.why}")
     if len(states):
         path = f"{scan.directory}/{snapshot_name(end)}"
         replace_file(scan.disk, path, [encode_snapshot(states, end)])
+
+
+def _snapshot_below(
+    scan: _RecoveryState, first: int, end: int, *, may_forget: bool
+) -> tuple[ProducerStates, int, bool]:
+    """Return the newest producers known of a log's first segments, which end at ``end``.
+
+    With them the offset below which they hold, and whether any snapshot tells of producers there.
+    Without one no batch below the recovery point names any.
+
+    Raises:
+        CorruptionError: the recovery point relied on a damaged snapshot, and the batches before it
+            are deleted; accepted with ``may_forget``.
+    """
+    at, damage = min(scan.stored_recovery_point, end), None
+    found_at = snapshot_offsets(scan.disk, scan.directory)
+    offsets = [each for each in found_at if first <= each <= end]
+    for offset in sorted(offsets, reverse=True):
+        try:
+            found = read_snapshot(scan.disk, scan.directory, offset, scan.limits)
+        except CorruptionError as error:
+            if offset <= at and not isinstance(error, TornError):
+                damage = damage or error
+            continue
+        if found is not None:
+            return found, offset, True
+    if damage is not None and first > 0 and not may_forget:
+        raise damage
+    return scan.limits.states(), at if damage is None else first, bool(offsets)
 
 
 def _restore_sealed(scan: _RecoveryState, clean_end: int | None) -> int:

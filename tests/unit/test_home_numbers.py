@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.log.compaction import CompactionConfig
 from broker.log.log_directory import LogConfig
-from broker.log.producer_snapshot import ProducerLimits
+from broker.log.producer_snapshot import ProducerLimits, snapshot_name
 from broker.log.producer_state import EXPIRATION_MS, UNDO_MAX, ProducerStates
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
@@ -201,6 +201,41 @@ def test_rule_s5_a_crash_behind_a_roll_forgets_no_home_below_the_log_start(remov
     assert end_of(log) == 7
     log.truncate_to(5)
     assert end_of(log) == 5
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_rule_s5_a_start_forgets_no_home_whose_snapshot_is_damaged(is_first: bool) -> None:
+    """The start removes what lies below the log start; the snapshot where that began has rotted.
+
+    The home is read from the batches before, unless they are deleted: then the log is refused.
+    """
+    disk = formatted_disk()
+    life = Life(disk, SMALL)
+    log = life.log()
+    complete(log, 0, 10)
+    log.roll()
+    append(log, ["row"] * 5)
+    life.flush()
+    if not is_first:
+        log.advance_log_start(10)
+        life.flush()
+        life.manager.removals.note(log)
+        life.manager.removals.rename_some()
+    log.advance_log_start(15)
+    life.flush()
+    log.roll()
+    append(log, ["row"])
+    disk.kill()
+    path = f"{log.directory}/{snapshot_name(10)}"
+    data = disk.read_file(path)
+    assert data is not None
+    disk.write(disk.open(path), bytes([data[10] ^ 1]), 10)
+    if is_first:
+        assert end_of(Life(disk, SMALL).log()) == 10
+        return
+    with pytest.raises(KafkaError) as refused:
+        Life(disk, SMALL).log()
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
 
 
 def test_rule_s5_a_truncation_undoes_the_home_with_its_batches() -> None:
