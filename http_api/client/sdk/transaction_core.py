@@ -34,7 +34,7 @@ from http_api.client.client_errors import (
 from http_api.client.produce_calls import RecordOutcome
 from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.record_types import ConsumerGroupMetadata, TopicPartition
-from http_api.client.sdk.steps import CallBacks, Pause, Steps, changed, limited, steps_of
+from http_api.client.sdk.steps import CallBacks, Pause, Steps, doubted, limited, steps_of
 from http_api.client.sdk.transaction_rows import (
     Delivery,
     OpenTransaction,
@@ -197,7 +197,7 @@ class TransactionCore:
         """
         with self._call():
             if self.state is TransactionPhase.DECIDED:
-                self._next()
+                yield from self._told_committed()
             self._expect("begin", TransactionPhase.IDLE)
             life = yield from self._life_at(self._first_group, self._until_s(timeout_s))
             self._home = life if self._is_named else None
@@ -445,7 +445,7 @@ class TransactionCore:
                 timeout_ms=self._attempt_ms(until_s),
             )
             try:
-                result = yield from self._asked(call, until_s, self._note_loss)
+                result = yield from doubted(self._asked(call, until_s), self._doubt)
             except QuorumlogError as error:
                 raised = self._refused(error)
                 yield from self._deliver_failure()
@@ -466,7 +466,7 @@ class TransactionCore:
     _is_doubtful = False
     """True if an attempt at the present commit may have been decided."""
 
-    def _note_loss(self, error: Exception) -> None:
+    def _doubt(self) -> None:
         self._is_doubtful = True
 
     def _refused(self, error: QuorumlogError) -> QuorumlogError:
@@ -477,7 +477,9 @@ class TransactionCore:
             self._next()
             self._failed = (transaction, error)
             return error
-        if self.state is TransactionPhase.DECIDED and error.code not in _OVER:
+        if self.state is TransactionPhase.DECIDED:
+            if error.code in _OVER:
+                self.fatal, self.state = _fenced(error), TransactionPhase.IDLE
             return CommittingError(f"committed; it is not known if all can be read: {error}")
         if error.code in _OVER:
             self._end(_fenced(error))
@@ -514,8 +516,7 @@ class TransactionCore:
             if self.state is TransactionPhase.IDLE:
                 return
             if self.state is TransactionPhase.DECIDED:
-                self._next()
-                yield CallBacks(list(transaction.committed(None)))
+                yield from self._told_committed()
                 msg = "the transaction was committed before"
                 raise CommittingError(msg)
             transaction.to_stage.clear()
@@ -548,18 +549,25 @@ class TransactionCore:
             assert self.fatal is not None
             raise self.fatal from error
         if found != "aborted":
-            self._next()
-            yield CallBacks(list(self.transaction.committed(None)))
+            yield from self._told_committed()
             msg = f"the transaction was committed before (state {found})"
             raise CommittingError(msg)
+
+    def _told_committed(self) -> Steps[None]:
+        """End a transaction that is known to be committed; its records may know that already."""
+        self._next()
+        yield CallBacks(list(self.transaction.committed(None)))
 
     def give_up(self) -> list[Delivery]:
         """End at once; return the callbacks of what has no outcome."""
         transaction, state = self.transaction, self.state
-        if state in {TransactionPhase.IDLE, TransactionPhase.DECIDED}:
+        if state is TransactionPhase.IDLE:
             return []
         self.state = TransactionPhase.IDLE
-        if state is TransactionPhase.SENT:
+        if state is TransactionPhase.DECIDED:
+            return list(transaction.committed(None))
+        if transaction.content is not None and transaction.failure is None:
+            # A commit was sent, and not refused: an abort that has no answer changes nothing.
             return list(transaction.failed(OutcomeUnknownError("the producer was closed")))
         return list(transaction.failed(TransactionAbortedError("the producer was closed")))
 
@@ -704,16 +712,11 @@ class TransactionCore:
         left_ms = round((until_s - self._now_s()) * MS)
         return min(max(left_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
 
-    def _asked(
-        self,
-        call: Call[T],
-        until_s: float,
-        on_loss: Callable[[Exception], None] = lambda _: None,
-    ) -> Steps[T]:
+    def _asked(self, call: Call[T], until_s: float) -> Steps[T]:
         """Make attempts at a call until a time."""
         left_s = max(until_s - self._now_s(), 0.0)
         steps = steps_of(call, self._context, self._now_s, left_s)
-        return changed(limited(steps, self._now_s, until_s), lambda step: step, on_loss)
+        return limited(steps, self._now_s, until_s)
 
 
 class _OneCall:
