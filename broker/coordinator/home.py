@@ -57,6 +57,7 @@ from broker.transactions.home_records import (
 from broker.transactions.home_state import HomeLimits, HomeState, slim
 from broker.transactions.messages import (
     AttemptNamed,
+    LastPosition,
     PendingTarget,
     ProducerInitialized,
     TransactionalId,
@@ -266,7 +267,7 @@ class Home:
         await self._shard.settled()
         return answer
 
-    async def _abort(self, request: AbortPosition) -> TransactionState:
+    async def _abort(self, request: AbortPosition) -> LastPosition:
         deadline_ms = self._now_ms() + request.timeout_ms
         while True:
             found = self._turn(
@@ -275,8 +276,10 @@ class Home:
                 )
             )
             if isinstance(found, TransactionState):
+                last = home_decisions.last_position(self._home().newest[request.id])
+                assert last is not None, "the position is the newest one"
                 await self._shard.settled()
-                return found
+                return last
             await self._until_complete(request.id, deadline_ms)
 
     def _now_ms(self) -> int:

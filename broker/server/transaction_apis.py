@@ -166,7 +166,12 @@ class TransactionApis(Protocol):
     async def abort(
         self, id_: TransactionalId, position: ProducerPosition, timeout_ms: int
     ) -> TransactionState:
-        """Abort a producer's position; what was decided before stands, and is returned."""
+        """Abort a producer's position; what was decided before stands, and is returned.
+
+        Raises:
+            KafkaError: PRODUCER_FENCED, TRANSACTION_CONFLICT, TRANSACTION_SUPERSEDED;
+                DECIDED_ROWS_LOST, it was decided, and some of its rows are lost (rule S3).
+        """
         ...
 
     async def describe(self, id_: TransactionalId) -> TransactionDescription:

@@ -52,6 +52,7 @@ from broker.transactions.home_messages import (
 )
 from broker.transactions.messages import (
     NO_GROUP,
+    LastPosition,
     ProducerInitialized,
     ProducerPosition,
     StagedAttempt,
@@ -138,7 +139,10 @@ class TransactionRequests:
     ) -> TransactionState:
         """Abort a producer's position; what was decided before stands, and is returned."""
         request = AbortPosition(id=id_, timeout_ms=timeout_ms, position=position)
-        return await self._ask(request, self._deadline_ms(timeout_ms), may_create=True)
+        last = await self._ask(request, self._deadline_ms(timeout_ms), may_create=True)
+        if last.lost_rows and last.state is TransactionState.COMPLETE:
+            raise _rows_lost(f"{last.lost_rows} rows", last)
+        return last.state
 
     async def describe(self, id_: TransactionalId) -> TransactionDescription:
         """Return one id, with the attempts that stages hold for it."""
@@ -215,11 +219,7 @@ class TransactionRequests:
             f"{topics[one.topic_id].name if one.topic_id in topics else one.topic_id}"
             for one in outcome.lost
         )
-        text = (
-            f"an unclean election of a stage lost {', '.join(lost)}; everything else of position "
-            f"{outcome.epoch}.{outcome.number} is committed"
-        )
-        return KafkaError(ErrorCode.DECIDED_ROWS_LOST, text)
+        return _rows_lost(", ".join(lost), outcome)
 
     def _keyless_of(self, request: CommitRequest, rows: TopicRows) -> NextKeyless:
         """Return the placement of keyless rows.
@@ -461,6 +461,14 @@ Those of offsets and members tell the state of now: a reset may bring the expect
 last member may leave, an instance may get its name again, a member its partition. An attempt that
 is still under way is decided then. A key or id that is not found may have been forgotten by one.
 """
+
+
+def _rows_lost(rows: str, at: TransactionOutcome | LastPosition) -> KafkaError:
+    text = (
+        f"an unclean election of a stage lost {rows}; everything else of position "
+        f"{at.epoch}.{at.number} is committed"
+    )
+    return KafkaError(ErrorCode.DECIDED_ROWS_LOST, text)
 
 
 def _told(error: KafkaError, doubts: Sequence[KafkaError]) -> KafkaError:

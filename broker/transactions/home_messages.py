@@ -24,6 +24,7 @@ from broker.transactions.home_records import (
 from broker.transactions.messages import (
     AttemptNamed,
     KeyPosition,
+    LastPosition,
     NumberedPosition,
     OffsetMove,
     Position,
@@ -72,7 +73,7 @@ class CommitPosition(HomeRequest[TransactionOutcome]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortPosition(HomeRequest[TransactionState]):
+class AbortPosition(HomeRequest[LastPosition]):
     """Request to abort a producer's position, or to hear what was decided before."""
 
     position: ProducerPosition
@@ -91,7 +92,7 @@ class ForgetId(HomeRequest[None]):
 _ANSWERS: Mapping[type[HomeRequest[Any]], Any] = {
     InitId: ProducerInitialized,
     CommitPosition: TransactionOutcome,
-    AbortPosition: TransactionState,
+    AbortPosition: LastPosition,
     DescribeId: TransactionDescription,
     ForgetId: None,
 }

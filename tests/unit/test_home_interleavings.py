@@ -24,6 +24,7 @@ from broker.transactions.home_messages import (
 from broker.transactions.home_records import Target, TransactionKey
 from broker.transactions.home_state import HomeLimits
 from broker.transactions.messages import (
+    LastPosition,
     ProducerPosition,
     TransactionOutcome,
     TransactionState,
@@ -152,7 +153,7 @@ def test_rule_s1_a_decision_behind_a_committed_record_of_its_id_waits_for_its_ow
         committed = world.commit(1, "a")  # in the state at once, in the log later
         await asyncio.sleep(0.01)
         world.shared.commit()
-        assert await aborted is TransactionState.ABORTED
+        assert await aborted == LastPosition(1, 0, TransactionState.ABORTED)
         await asyncio.sleep(0.01)
         assert world.applied == [], "the rows of what may still be lost"
         world.shared.commit()

@@ -56,7 +56,7 @@ class HomeStandIn:
         """Last part of the path of each request."""
         self.commits: list[bytes] = []
         self.refusals: list[tuple[int, int]] = []
-        """(status, code) of the next commits."""
+        """(status, code) of the next commits, and aborts of what is decided."""
         self.states: list[str] = []
         """States that the next commits are answered, in place of complete."""
         self.chunk_max_bytes = 1_048_576
@@ -161,6 +161,8 @@ class HomeStandIn:
             return 200, row | {"forgotten_to_epoch": 0, "chunk_max_bytes": self.chunk_max_bytes}
         at = (group, body["epoch"], body["number"])
         if at in self.decided and path.endswith(":abort"):
+            if self.refusals:
+                return refusal(*self.refusals.pop(0))
             return 200, {"state": "complete"}
         if at not in self.decided and body["epoch"] < self.epochs[group]:
             return refusal(409, 40907)
@@ -437,6 +439,27 @@ def test_rule_s3_a_commit_whose_rows_are_lost_is_an_error_and_over() -> None:
     home.produce(3)
     home.commit()
     assert max(home.decided) == ("g", 1, 2)
+
+
+def test_rule_s3_an_abort_behind_a_commit_whose_rows_are_lost_says_so() -> None:
+    home = HomeStandIn({"transactional_group": "g"})
+    group = ConsumerGroupMetadata("g", expected={("in", 0): -1})
+    home.begin()
+    home.send_offsets(group, 7)
+    home.produce(1)
+    home.lost_answers = 1
+    with pytest.raises(OutcomeUnknownError):
+        home.commit(0.0)
+    home.refusals = [(500, 50004, "unknown")]
+    with pytest.raises(ApiError) as caught:
+        home.abort()
+    assert caught.value.code == 50004
+    assert [getattr(error, "code", None) for error, _ in home.outcomes] == [50004]
+    assert group.expected == {("in", 0): 7}
+    home.begin()
+    home.produce(2)
+    home.commit()
+    assert max(home.decided) == ("g", 1, 1)
 
 
 def test_what_was_not_sent_is_aborted_without_a_request() -> None:

@@ -14,6 +14,7 @@ from broker.server.transactions import TransactionRequests
 from broker.transactions.messages import (
     NO_GROUP,
     AttemptNamed,
+    LastPosition,
     LostRows,
     ProducerPosition,
     TransactionalId,
@@ -106,6 +107,31 @@ async def test_rule_s3_a_commit_whose_rows_are_lost_is_no_success() -> None:
     )
     waiting = await commit_at(Decided(TransactionState.COMMITTING))
     assert len(waiting.outcome.lost) == 2, "it is not over: it is asked for again"
+
+
+class DecidedBefore(Standstill):
+    """A home whose newest position was decided in this state, with rows that are lost."""
+
+    def __init__(self, state: TransactionState) -> None:
+        super().__init__()
+        self.state = state
+
+    async def answer_id(self, _request: object) -> LastPosition:
+        return LastPosition(3, 8, self.state, lost_rows=7)
+
+
+async def test_rule_s3_an_abort_of_what_is_committed_tells_of_lost_rows() -> None:
+    here = cast("Any", DecidedBefore(TransactionState.COMPLETE))
+    with pytest.raises(KafkaError) as caught:
+        await requests(here).abort(PRODUCER, ProducerPosition(3, 8), 60_000)
+    assert (caught.value.code, caught.value.outcome) == (
+        ErrorCode.DECIDED_ROWS_LOST,
+        Outcome.UNKNOWN,
+    )
+    assert "lost 7 rows" in caught.value.message
+    here = cast("Any", DecidedBefore(TransactionState.COMMITTING))
+    state = await requests(here).abort(PRODUCER, ProducerPosition(3, 8), 60_000)
+    assert state is TransactionState.COMMITTING, "it is not over"
 
 
 def requests(here: Any) -> TransactionRequests:

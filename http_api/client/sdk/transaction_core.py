@@ -508,6 +508,7 @@ class TransactionCore:
 
         Raises:
             CommittingError: A commit of it was decided before: it is committed.
+            ApiError: With the code 50004: it is committed, and rows of it are lost.
             FencedError: Another producer has the id; this one is over.
             QuorumlogError: It is not known if it is aborted; repeat it.
         """
@@ -542,6 +543,9 @@ class TransactionCore:
         try:
             found = yield from self._asked(call, until_s)
         except QuorumlogError as error:
+            if error.code == RestCode.DECIDED_ROWS_LOST:
+                self._refused(error)
+                yield from self._deliver_failure()
             if error.code not in _OVER:
                 raise
             self._end(_fenced(error))

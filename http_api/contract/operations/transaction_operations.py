@@ -349,7 +349,7 @@ def _abort(path: str) -> Operation:
             example={"epoch": 3, "number": 7},
         ),
         replies=(reply({"state": "aborted"}, headers=LEADER_HEADERS), _UNAVAILABLE),
-        errors=(*_FENCE, *_OF_HOME),
+        errors=(*_FENCE, RestCode.DECIDED_ROWS_LOST, *_OF_HOME),
     )
 
 
