@@ -274,10 +274,8 @@ def _keep_producers(
     states, at, is_known = _snapshot_below(
         scan, segments[0].base_offset, end, may_forget=may_forget
     )
-    if at == end:
-        return  # a seal wrote a snapshot before it moved the recovery point, if there were any
     for segment, behind in zip(segments, [*segments[1:], None], strict=True):
-        if behind is not None and behind.base_offset <= at:
+        if at == end or (behind is not None and behind.base_offset <= at):
             continue
         fd = scan.files.use(segment)
         for batch in batches(scan.disk, fd, scan.disk.size(fd)):
@@ -286,7 +284,7 @@ def _keep_producers(
                     states.applied(batch.header)
             elif not may_forget and (is_known or len(states)):
                 raise CorruptionError(f"producers of {segment.log_path}: {batch.why}")
-    if len(states):
+    if is_known or len(states):  # of a log that once knew some, no snapshot is no answer
         path = f"{scan.directory}/{snapshot_name(end)}"
         replace_file(scan.disk, path, [encode_snapshot(states, end)])
 
@@ -296,7 +294,7 @@ def _snapshot_below(
 ) -> tuple[ProducerStates, int, bool]:
     """Return the newest producers known of a log's first segments, which end at ``end``.
 
-    With them the offset below which they hold, and whether any snapshot tells of producers there.
+    With them the offset below which they hold, and whether there is any snapshot.
     Without one no batch below the recovery point names any.
 
     Raises:
@@ -317,7 +315,7 @@ def _snapshot_below(
             return found, offset, True
     if damage is not None and first > 0 and not may_forget:
         raise damage
-    return scan.limits.states(), at if damage is None else first, bool(offsets)
+    return scan.limits.states(), at if damage is None else first, bool(found_at)
 
 
 def _restore_sealed(scan: _RecoveryState, clean_end: int | None) -> int:

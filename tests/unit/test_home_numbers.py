@@ -238,6 +238,26 @@ def test_rule_s5_a_start_forgets_no_home_whose_snapshot_is_damaged(is_first: boo
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
 
 
+def test_a_start_leaves_the_end_of_a_log_whose_producers_are_all_gone() -> None:
+    """Its segment was rolled for its age, behind a log start at its end, and killed then."""
+    disk = formatted_disk()
+    life = Life(disk, SMALL)
+    log = life.log()
+    complete(log, 0)
+    log.truncate_to(0)
+    append(log, ["row"])
+    log.roll()
+    append(log, ["row"] * 4)
+    life.flush()
+    log.advance_log_start(5)
+    life.flush()
+    log.roll()
+    disk.kill()
+    log = Life(disk, SMALL).log()
+    assert (log.log_start_offset, log.log_end_offset) == (5, 5)
+    assert end_of(log) == 0
+
+
 def test_rule_s5_a_truncation_undoes_the_home_with_its_batches() -> None:
     life = Life(formatted_disk(), SMALL)
     log = life.log()
