@@ -193,7 +193,9 @@ def test_headers_of_a_chunk_are_read_as_they_are_written(staging: Staging) -> No
     assert staging_of(staging_headers(staging)) == staging
 
 
-async def transacted(door: Door, answers: list[KafkaError | TransactionState]) -> Any:
+async def transacted(
+    door: Door, answers: list[KafkaError | TransactionState], key: str | None = "k"
+) -> Any:
     """Commit a one-shot; its first attempts are answered so, in place of being decided."""
     commit = door.apis.transactions.commit
 
@@ -206,7 +208,7 @@ async def transacted(door: Door, answers: list[KafkaError | TransactionState]) -
 
     door.apis.transactions.commit = answered  # type: ignore[method-assign]
     servers = [f"http://{door.address}"]
-    return await atransact({"flights": [1]}, key="k", timeout=5.0, bootstrap_servers=servers)
+    return await atransact({"flights": [1]}, key=key, timeout=5.0, bootstrap_servers=servers)
 
 
 UNKNOWN = KafkaError(ErrorCode.OUTCOME_UNKNOWN)
@@ -227,8 +229,10 @@ async def test_rule_s7_a_one_shot_refused_behind_an_unknown_outcome_is_unknown()
 async def test_rule_s3_a_decided_one_shot_is_never_told_as_refused() -> None:
     no_topic = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, outcome=Outcome.NOT_WRITTEN)
     async with open_door() as door:
-        with pytest.raises(CommittingError, match="is committed"):
-            await transacted(door, [TransactionState.COMMITTING, no_topic])
+        for key in ("k", None):
+            with pytest.raises(CommittingError, match="is committed") as decided:
+                await transacted(door, [TransactionState.COMMITTING, no_topic], key)
+            assert decided.value.retriable is (key is not None), "its next call has another key"
     async with open_door() as door:
         done = await transacted(door, [TransactionState.COMMITTING])
     assert done.state == "complete"

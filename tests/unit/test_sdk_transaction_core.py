@@ -354,8 +354,9 @@ def test_an_abort_behind_a_commit_of_unknown_outcome_tells_what_was_decided() ->
     home.lost_answers = 1
     with pytest.raises(OutcomeUnknownError):
         home.commit(0.0)
-    with pytest.raises(CommittingError, match="committed before"):
+    with pytest.raises(CommittingError, match="committed before") as late:
         home.abort()
+    assert not late.value.retriable, "the next abort would say that it is aborted"
     assert [error for error, _ in home.outcomes] == [None]
     home.begin()
     home.produce(2)
@@ -376,9 +377,13 @@ def test_a_decided_one_that_is_not_complete_in_time_says_so() -> None:
     home.begin()
     home.produce(2)
     home.states = ["committing"] * 3
-    with pytest.raises(CommittingError):
+    with pytest.raises(CommittingError) as waiting:
         home.commit(0.0)
+    assert waiting.value.retriable
     assert [error for error, _ in home.outcomes] == [None, None]
+    with pytest.raises(CommittingError) as late:
+        home.abort()
+    assert not late.value.retriable
     home.begin()
     home.produce(3)
     home.commit()
@@ -554,8 +559,9 @@ def test_rule_s3_a_decided_one_that_is_superseded_is_told_as_committed() -> None
     home.produce(1)
     home.states = ["committing"]
     home.turn = lambda: home.refusals.append((409, 40911, "unknown"))  # type: ignore[method-assign, func-returns-value]
-    with pytest.raises(CommittingError):
+    with pytest.raises(CommittingError) as decided:
         home.commit(5.0)
+    assert not decided.value.retriable
     assert [error for error, _ in home.outcomes] == [None]
     with pytest.raises(FencedError):
         home.begin()

@@ -183,6 +183,7 @@ def _steps(
 ) -> Steps[TransactionResult]:
     now_s = time.monotonic
     until_s = now_s() + (config.transaction_timeout_ms / MS if timeout_s is None else timeout_s)
+    is_drawn = key is None
     key = secrets.token_hex(16) if key is None else key
     rows = [chunk.records for chunk in transaction.sealed]
     ask = _Asker(context, now_s, until_s)
@@ -208,6 +209,8 @@ def _steps(
     except QuorumlogError as error:
         if isinstance(error, CommittingError) or error.code == RestCode.DECIDED_ROWS_LOST:
             transaction.note_offsets()
+        if is_drawn and error.outcome is Outcome.UNKNOWN:
+            error.retriable = False  # another call would draw another key, and write all again
         raise
     for _ in transaction.committed(result):
         pass  # tells the consumer of its new offsets; no row has a callback

@@ -478,9 +478,11 @@ class TransactionCore:
             self._failed = (transaction, error)
             return error
         if self.state is TransactionPhase.DECIDED:
+            told = CommittingError(f"committed; it is not known if all can be read: {error}")
             if error.code in _OVER:
                 self.fatal, self.state = _fenced(error), TransactionPhase.IDLE
-            return CommittingError(f"committed; it is not known if all can be read: {error}")
+                told.retriable = False
+            return told
         if error.code in _OVER:
             self._end(_fenced(error))
             assert self.fatal is not None
@@ -518,8 +520,7 @@ class TransactionCore:
                 return
             if self.state is TransactionPhase.DECIDED:
                 yield from self._told_committed()
-                msg = "the transaction was committed before"
-                raise CommittingError(msg)
+                raise _committed_before("it was decided")
             transaction.to_stage.clear()
             if transaction.was_sent:
                 self.state = TransactionPhase.ABORTING
@@ -554,8 +555,7 @@ class TransactionCore:
             raise self.fatal from error
         if found != "aborted":
             yield from self._told_committed()
-            msg = f"the transaction was committed before (state {found})"
-            raise CommittingError(msg)
+            raise _committed_before(f"state {found}")
 
     def _told_committed(self) -> Steps[None]:
         """End a transaction that is known to be committed; its records may know that already."""
@@ -745,6 +745,13 @@ def _fenced(error: QuorumlogError) -> FencedError:
     found = FencedError(f"another producer has the transactional id: {error}")
     found.code, found.outcome = error.code, error.outcome
     return found
+
+
+def _committed_before(why: str) -> CommittingError:
+    """Return the error of an abort that came too late; one more would have nothing to abort."""
+    error = CommittingError(f"the transaction was committed before ({why})")
+    error.retriable = False
+    return error
 
 
 def _committing(result: TransactionResult) -> CommittingError:
