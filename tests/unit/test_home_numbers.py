@@ -21,6 +21,7 @@ from raft_metadata.common.ids import Claim, LeaderEpoch, PartitionId
 from tests.support.compaction_model import clean
 from tests.support.doors.log import log_directory_of
 from tests.support.logs import Life, append, formatted_disk, records
+from tests.support.simulated_disk import Killed, kill_at
 
 if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
@@ -236,6 +237,26 @@ def test_rule_s5_a_start_forgets_no_home_whose_snapshot_is_damaged(is_first: boo
     with pytest.raises(KafkaError) as refused:
         Life(disk, SMALL).log()
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_rule_s5_a_power_cut_amid_a_shutdown_forgets_no_home() -> None:
+    """All batches are deleted, so that only the snapshot at the log's end knows the home."""
+    for seed in range(20):
+        disk = formatted_disk()
+        life = Life(disk, SMALL)
+        log = life.log()
+        complete(log, 0, 5)
+        life.flush()
+        log.roll()
+        log.advance_log_start(5)
+        life.flush()
+        disk.before = kill_at("sync_filesystem", "")
+        with pytest.raises(Killed):
+            life.close()
+        disk.before = None
+        disk.cut_power(random.Random(seed))
+        log = Life(disk, SMALL).log()
+        assert (log.log_start_offset, log.log_end_offset, end_of(log)) == (5, 5, 5)
 
 
 def test_a_start_leaves_the_end_of_a_log_whose_producers_are_all_gone() -> None:
