@@ -271,35 +271,37 @@ def _keep_producers(
     Raises:
         CorruptionError: they can't be read; accepted with ``may_forget``.
     """
-    states, at, is_known = _snapshot_below(
-        scan, segments[0].base_offset, end, may_forget=may_forget
-    )
+    states, at, is_known, damage = _snapshot_below(scan, segments[0].base_offset, end)
+    damage = None if may_forget else damage
+    read_to = at
     for segment, behind in zip(segments, [*segments[1:], None], strict=True):
         if at == end or (behind is not None and behind.base_offset <= at):
             continue
+        if damage is not None and segment.base_offset > read_to:
+            raise damage
         fd = scan.files.use(segment)
         for batch in batches(scan.disk, fd, scan.disk.size(fd)):
             if isinstance(batch, GoodBatch):
+                read_to = batch.header.next_offset
                 if batch.header.base_offset >= at and batch.header.producer_id >= 0:
                     states.applied(batch.header)
             elif not may_forget and (is_known or len(states)):
                 raise CorruptionError(f"producers of {segment.log_path}: {batch.why}")
+    if damage is not None and read_to < end:
+        raise damage
     if is_known or len(states):  # of a log that once knew some, no snapshot is no answer
         path = f"{scan.directory}/{snapshot_name(end)}"
         replace_file(scan.disk, path, [encode_snapshot(states, end)])
 
 
 def _snapshot_below(
-    scan: _RecoveryState, first: int, end: int, *, may_forget: bool
-) -> tuple[ProducerStates, int, bool]:
+    scan: _RecoveryState, first: int, end: int
+) -> tuple[ProducerStates, int, bool, CorruptionError | None]:
     """Return the newest producers known of a log's first segments, which end at ``end``.
 
-    With them the offset below which they hold, and whether there is any snapshot.
-    Without one no batch below the recovery point names any.
-
-    Raises:
-        CorruptionError: the recovery point relied on a damaged snapshot, and the batches before it
-            are deleted; accepted with ``may_forget``.
+    With them the offset below which they hold; whether there is any snapshot, as without one no
+    batch below the recovery point names any; and the damage of a newer one, on which the recovery
+    point relied: segments between the two may be gone, so that each must follow the one before.
     """
     at, damage = min(scan.stored_recovery_point, end), None
     found_at = snapshot_offsets(scan.disk, scan.directory)
@@ -312,10 +314,8 @@ def _snapshot_below(
                 damage = damage or error
             continue
         if found is not None:
-            return found, offset, True
-    if damage is not None and first > 0 and not may_forget:
-        raise damage
-    return scan.limits.states(), at if damage is None else first, bool(found_at)
+            return found, offset, True, damage
+    return scan.limits.states(), at if damage is None else 0, bool(found_at), damage
 
 
 def _restore_sealed(scan: _RecoveryState, clean_end: int | None) -> int:

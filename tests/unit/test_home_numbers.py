@@ -21,7 +21,7 @@ from raft_metadata.common.ids import Claim, LeaderEpoch, PartitionId
 from tests.support.compaction_model import clean
 from tests.support.doors.log import log_directory_of
 from tests.support.logs import Life, append, formatted_disk, records
-from tests.support.simulated_disk import Killed, kill_at
+from tests.support.simulated_disk import Killed, SimulatedDisk, kill_at
 
 if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
@@ -204,6 +204,37 @@ def test_rule_s5_a_crash_behind_a_roll_forgets_no_home_below_the_log_start(remov
     assert end_of(log) == 5
 
 
+def rot(disk: SimulatedDisk, path: str) -> None:
+    """Change a byte of a file."""
+    data = disk.read_file(path)
+    assert data is not None
+    disk.write(disk.open(path), bytes([data[10] ^ 1]), 10)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_rule_s5_a_start_reads_no_home_across_a_segment_that_is_gone(is_there: bool) -> None:
+    """Power failed amid the removal of two segments, and the snapshot behind them has rotted."""
+    disk = formatted_disk()
+    life = Life(disk, SMALL)
+    log = life.log()
+    for number in (0, 4):
+        complete(log, number, 4)
+        log.roll()
+        life.flush()
+    log.advance_log_start(8)
+    life.flush()
+    disk.kill()
+    rot(disk, f"{log.directory}/{snapshot_name(8)}")
+    if is_there:
+        assert end_of(Life(disk, SMALL).log()) == 8
+        return
+    for name in ("log", "index"):
+        disk.unlink(f"{log.directory}/{4:020d}.{name}")
+    with pytest.raises(KafkaError) as refused:
+        Life(disk, SMALL).log()
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_rule_s5_a_start_forgets_no_home_whose_snapshot_is_damaged(is_first: bool) -> None:
     """The start removes what lies below the log start; the snapshot where that began has rotted.
@@ -227,10 +258,7 @@ def test_rule_s5_a_start_forgets_no_home_whose_snapshot_is_damaged(is_first: boo
     log.roll()
     append(log, ["row"])
     disk.kill()
-    path = f"{log.directory}/{snapshot_name(10)}"
-    data = disk.read_file(path)
-    assert data is not None
-    disk.write(disk.open(path), bytes([data[10] ^ 1]), 10)
+    rot(disk, f"{log.directory}/{snapshot_name(10)}")
     if is_first:
         assert end_of(Life(disk, SMALL).log()) == 10
         return
