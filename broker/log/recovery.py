@@ -251,13 +251,28 @@ def _drop_below_start(scan: _RecoveryState, *, may_forget: bool) -> None:
     kept = 0
     while len(segments) > kept + 1 and segments[kept + 1].base_offset <= scan.log_start:
         kept += 1
-    if kept:
+    if kept and _reaches_start(scan, kept):
         _keep_producers(scan, segments[:kept], segments[kept].base_offset, may_forget=may_forget)
     for segment in segments[:kept]:
         scan.files.forget(segment)
         scan.disk.unlink(segment.index_path)
         scan.disk.unlink(segment.log_path)
     del segments[:kept]
+
+
+def _reaches_start(scan: _RecoveryState, number: int) -> bool:
+    """Return False if the log ends below its start, with this segment: it began anew.
+
+    Nothing of it was synced for the sake of the new start, and what that needs was told.
+    """
+    segment = scan.segments[number]
+    if number + 1 < len(scan.segments) or segment.base_offset >= scan.log_start:
+        return True
+    fd, end = scan.files.use(segment), segment.base_offset
+    for batch in batches(scan.disk, fd, scan.disk.size(fd)):
+        if isinstance(batch, GoodBatch):
+            end = batch.header.next_offset
+    return end >= scan.log_start
 
 
 def _keep_producers(

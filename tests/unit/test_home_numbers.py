@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker.log.compaction import CompactionConfig
 from broker.log.log_directory import LogConfig
-from broker.log.producer_snapshot import ProducerLimits, snapshot_name
+from broker.log.producer_snapshot import ProducerLimits, encode_told, snapshot_name
 from broker.log.producer_state import EXPIRATION_MS, UNDO_MAX, ProducerStates
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
@@ -265,6 +266,28 @@ def test_rule_s5_a_start_forgets_no_home_whose_snapshot_is_damaged(is_first: boo
     with pytest.raises(KafkaError) as refused:
         Life(disk, SMALL).log()
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_power_cut_behind_a_new_beginning_takes_no_old_segment_for_damaged() -> None:
+    """What was written before is not synced any more where the log begins anew behind its end."""
+    disk = formatted_disk()
+    life = Life(disk, SMALL)
+    log = life.log()
+    complete(log, 0, 4)
+    log.roll()
+    life.flush()
+    for number in (4, 8):
+        complete(log, number, 4)
+        log.roll()
+    told = ProducerStates(end_offset=20)
+    told.note(claim_of_row(ONE, RowNumber(12)), 16, 19, 0, 0)
+    log.start_over(20, encode_told(told, 20))
+    life.flush()
+    for seed in range(60):
+        copy = deepcopy(disk)
+        copy.cut_power(random.Random(seed))
+        found = Life(copy, SMALL).log()
+        assert (found.log_start_offset, found.log_end_offset, end_of(found)) == (20, 20, 16)
 
 
 def test_rule_s5_a_power_cut_amid_a_shutdown_forgets_no_home() -> None:
