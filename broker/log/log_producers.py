@@ -199,7 +199,9 @@ class LogProducers:
     def write_for_close(self, directory: str, segments: list[Segment], end_offset: int) -> None:
         """Write the state at the log's end, so that the next start scans nothing.
 
-        The snapshot of the last close is removed.
+        The snapshot of the last close is removed. Where the last segment is empty one may stand at
+        the end already, of batches that are all deleted: it is replaced by a synced one, because
+        power may fail before the shutdown syncs all.
 
         Raises:
             OSError: the shutdown is not clean.
@@ -210,5 +212,7 @@ class LogProducers:
             if offset not in kept:
                 disk.unlink(f"{directory}/{snapshot_name(offset)}")
         data = encode_snapshot(self.states, end_offset)
+        is_empty = not segments or segments[-1].base_offset == end_offset
         for name, rolled in [*self._unwritten, (snapshot_name(end_offset), data)]:
-            place_file(disk, f"{directory}/{name}", [rolled], sync=False)
+            is_last = is_empty and name == snapshot_name(end_offset)
+            place_file(disk, f"{directory}/{name}", [rolled], sync=is_last)

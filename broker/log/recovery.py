@@ -251,13 +251,28 @@ def _drop_below_start(scan: _RecoveryState, *, may_forget: bool) -> None:
     kept = 0
     while len(segments) > kept + 1 and segments[kept + 1].base_offset <= scan.log_start:
         kept += 1
-    if kept:
+    if kept and _reaches_start(scan, kept):
         _keep_producers(scan, segments[:kept], segments[kept].base_offset, may_forget=may_forget)
     for segment in segments[:kept]:
         scan.files.forget(segment)
         scan.disk.unlink(segment.index_path)
         scan.disk.unlink(segment.log_path)
     del segments[:kept]
+
+
+def _reaches_start(scan: _RecoveryState, number: int) -> bool:
+    """Return False if the log ends below its start, with this segment: it began anew.
+
+    Nothing of it was synced for the sake of the new start, and what that needs was told.
+    """
+    segment = scan.segments[number]
+    if number + 1 < len(scan.segments) or segment.base_offset >= scan.log_start:
+        return True
+    fd, end = scan.files.use(segment), segment.base_offset
+    for batch in batches(scan.disk, fd, scan.disk.size(fd)):
+        if isinstance(batch, GoodBatch):
+            end = batch.header.next_offset
+    return end >= scan.log_start
 
 
 def _keep_producers(
@@ -271,29 +286,51 @@ def _keep_producers(
     Raises:
         CorruptionError: they can't be read; accepted with ``may_forget``.
     """
-    states, at = scan.limits.states(), min(scan.stored_recovery_point, end)
-    offsets = [each for each in snapshot_offsets(scan.disk, scan.directory) if each <= end]
-    for offset in sorted(offsets, reverse=True):
-        with contextlib.suppress(CorruptionError):
-            found = read_snapshot(scan.disk, scan.directory, offset, scan.limits)
-            if found is not None:
-                states, at = found, offset
-                break
-    if at == end:
-        return  # a seal wrote a snapshot before it moved the recovery point, if there were any
+    states, at, is_known, damage = _snapshot_below(scan, segments[0].base_offset, end)
+    damage = None if may_forget else damage
+    read_to = at
     for segment, behind in zip(segments, [*segments[1:], None], strict=True):
-        if behind is not None and behind.base_offset <= at:
+        if at == end or (behind is not None and behind.base_offset <= at):
             continue
+        if damage is not None and segment.base_offset > read_to:
+            raise damage
         fd = scan.files.use(segment)
         for batch in batches(scan.disk, fd, scan.disk.size(fd)):
             if isinstance(batch, GoodBatch):
+                read_to = batch.header.next_offset
                 if batch.header.base_offset >= at and batch.header.producer_id >= 0:
                     states.applied(batch.header)
-            elif not may_forget and (offsets or len(states)):
+            elif not may_forget and (is_known or len(states)):
                 raise CorruptionError(f"producers of {segment.log_path}: {batch.why}")
-    if len(states):
+    if damage is not None and read_to < end:
+        raise damage
+    if is_known or len(states):  # of a log that once knew some, no snapshot is no answer
         path = f"{scan.directory}/{snapshot_name(end)}"
         replace_file(scan.disk, path, [encode_snapshot(states, end)])
+
+
+def _snapshot_below(
+    scan: _RecoveryState, first: int, end: int
+) -> tuple[ProducerStates, int, bool, CorruptionError | None]:
+    """Return the newest producers known of a log's first segments, which end at ``end``.
+
+    With them the offset below which they hold; whether there is any snapshot, as without one no
+    batch below the recovery point names any; and the damage of a newer one, on which the recovery
+    point relied: segments between the two may be gone, so that each must follow the one before.
+    """
+    at, damage = min(scan.stored_recovery_point, end), None
+    found_at = snapshot_offsets(scan.disk, scan.directory)
+    offsets = [each for each in found_at if first <= each <= end]
+    for offset in sorted(offsets, reverse=True):
+        try:
+            found = read_snapshot(scan.disk, scan.directory, offset, scan.limits)
+        except CorruptionError as error:
+            if offset <= at and not isinstance(error, TornError):
+                damage = damage or error
+            continue
+        if found is not None:
+            return found, offset, True, damage
+    return scan.limits.states(), at if damage is None else 0, bool(found_at), damage
 
 
 def _restore_sealed(scan: _RecoveryState, clean_end: int | None) -> int:

@@ -325,12 +325,12 @@ class LogSegments:
                 data = active.index_bytes(files.disk, files.use(active))
                 place_file(files.disk, f"{self.directory}/{name}", [data], sync=False)
         # If a power failure tears these files, a start rebuilds them from the first segment. If the
-        # log begins behind that, each is synced, or deleted records would be readable again (R10).
-        first = self.segments[0].base_offset if self.segments else -1
+        # log begins behind 0, each is synced, or deleted records would be readable again (R10): a
+        # segment that was removed may be back then, and the log of before it began anew.
         for name, data in checkpoint_files(epochs, self._sealed_to, log_start_offset):
-            place_file(
-                files.disk, f"{self.directory}/{name}", [data], sync=first < log_start_offset
-            )
+            path = f"{self.directory}/{name}"
+            if not log_start_offset or files.disk.read_file(path) != data:
+                place_file(files.disk, path, [data], sync=log_start_offset > 0)
 
     # the log start
 

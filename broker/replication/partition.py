@@ -250,10 +250,14 @@ def start_over_if_required(
 
     That is so if the leader requires it, or after an unclean election (``is_unclean``) that
     truncates into a compacted part: compaction removed records because of newer ones, which the new
-    leader does not have. It may still hold the older ones, while this replica has neither.
+    leader does not have. It may still hold the older ones, while this replica has neither. Likewise
+    if it truncates below this log's start: the leader may hold what is deleted here, whose homes
+    this replica would forget (rule S5).
     """
+    log = partition.log
     if message.at_epoch != START_OVER:
-        if not (is_unclean and end < min(partition.log.compacted_to, partition.log.log_end_offset)):
+        lacking = max(min(log.compacted_to, log.log_end_offset), log.log_start_offset)
+        if not (is_unclean and end < lacking):
             return False
         message = message._replace(end=0, producers=None)
     start_over(partition, message)

@@ -377,14 +377,11 @@ class StageIndex:
 
     def next_copy(self, place: ChunkPlace, high_watermark: int) -> ChunkPlace | None:
         """Return the committed copy of a place behind it, or None."""
-        for other in place.chunk.places:
-            if other.base > place.base and other.end <= high_watermark:
-                return other
-        return None
+        return next((one for one in _copies(place) if one.end <= high_watermark), None)
 
     def is_moved(self, place: ChunkPlace) -> bool:
         """Return whether a copy was appended behind this place, committed or not."""
-        return place.chunk.places[-1] is not place
+        return any(_copies(place))
 
     def bytes_blocked(self, place: ChunkPlace) -> int:
         """Return the bytes behind a living place that could go if it did not stand before them.
@@ -416,6 +413,18 @@ class StageIndex:
                     epoch=attempt.epoch,
                 ),
             )
+
+
+def _copies(place: ChunkPlace) -> Iterator[ChunkPlace]:
+    """Yield the copies behind a place: those whose records are the same, in the same order.
+
+    A chunk that was let go and staged anew may have another layout, and a decision may name the
+    former place: its commit asked before, and the position was forgotten and decided anew.
+    """
+    for other in place.chunk.places:
+        is_same = (other.layout, other.targets) == (place.layout, place.targets)
+        if other.base > place.base and is_same:
+            yield other
 
 
 def _below(offsets: Iterable[int], end: int) -> Iterator[int]:

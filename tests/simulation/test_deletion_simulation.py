@@ -15,6 +15,7 @@ KEPT = {
     3975: "a broker rolls, finds no room for the batch, seals what is before it, is killed (T4)",
     4172: "a leader that was asked to leave by the last event: its write ended unknown",
     4641: "an old snapshot tells what preceded a producer's last batch, which is deleted (T4)",
+    908127: "a log that began anew began at 0, as the power went amid its shutdown",
 }
 
 

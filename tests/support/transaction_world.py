@@ -152,6 +152,8 @@ class Truth:
     """Each row that is committed, with its log and offset."""
     lost: set[str] = field(default_factory=set)
     """Rows that an unclean election of a target took back."""
+    once_lost: set[str] = field(default_factory=set)
+    """The same with those that a newer home brought again, which the former one does not know."""
     unstaged: set[str] = field(default_factory=set)
     """Rows that an unclean election of the stage took; some were staged again, or moved before."""
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -275,11 +277,13 @@ class Truth:
                     row = orjson.loads(line)["value"]
                     self.places.pop(row, None)
                     self.lost.add(row)
+                    self.once_lost.add(row)
 
     def _cut_home(self, records: Sequence[ShardRecord]) -> None:
         for key, value in records:
-            if isinstance(key, TransactionKey) and isinstance(value, Value) and value.digest:
-                self.excused.add(value.digest)
+            if isinstance(key, TransactionKey) and isinstance(value, Value):
+                if value.digest:  # an abort has none
+                    self.excused.add(value.digest)
                 self.newest.pop(key.id, None)
                 self.decided.pop((key.id, value.at), None)
             if isinstance(key, EpochKey):
@@ -356,7 +360,7 @@ class Truth:
     def _check_place(self, content: Content, target: Target, offset: int) -> None:
         rows = [row for each, some in content.rows if each == target for row in some]
         place = self.places.get(rows[0]) if rows else None
-        if place is not None:
+        if place is not None and rows[0] not in self.once_lost:
             self.hold("wrong offset", place[1] == offset, f"{rows[0]} at {place}, told {offset}")
 
     def _told_error(self, request: HomeRequest[Any], content: Content, error: KafkaError) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
-from broker.server.transaction_apis import CommitRequest, StageRequest
+from broker.server.transaction_apis import CommitRequest, Committed, StageRequest
 from broker.transactions.messages import (
     NO_GROUP,
     AttemptNamed,
@@ -22,8 +23,14 @@ from broker.transactions.messages import (
 )
 from http_api.client import transaction_calls as calls
 from http_api.client.calls import Call
-from http_api.client.client_errors import ApiError, ThrottledError
+from http_api.client.client_errors import (
+    ApiError,
+    CommittingError,
+    OutcomeUnknownError,
+    ThrottledError,
+)
 from http_api.client.produce_calls import JsonRecord
+from http_api.client.sdk.one_shot import atransact
 from http_api.client.transaction_calls import (
     OffsetToCommit,
     Staging,
@@ -184,3 +191,48 @@ def test_only_a_write_without_a_name_is_not_sent_again() -> None:
 )  # fmt: skip
 def test_headers_of_a_chunk_are_read_as_they_are_written(staging: Staging) -> None:
     assert staging_of(staging_headers(staging)) == staging
+
+
+async def transacted(
+    door: Door, answers: list[KafkaError | TransactionState], key: str | None = "k"
+) -> Any:
+    """Commit a one-shot; its first attempts are answered so, in place of being decided."""
+    commit = door.apis.transactions.commit
+
+    async def answered(request: CommitRequest) -> Committed:
+        answer = answers.pop(0) if answers else TransactionState.COMPLETE
+        if isinstance(answer, KafkaError):
+            raise answer
+        done = await commit(request)
+        return replace(done, outcome=replace(done.outcome, state=answer))
+
+    door.apis.transactions.commit = answered  # type: ignore[method-assign]
+    servers = [f"http://{door.address}"]
+    return await atransact({"flights": [1]}, key=key, timeout=5.0, bootstrap_servers=servers)
+
+
+UNKNOWN = KafkaError(ErrorCode.OUTCOME_UNKNOWN)
+NOT_EXPECTED = KafkaError(ErrorCode.OFFSET_NOT_EXPECTED, outcome=Outcome.NOT_WRITTEN)
+
+
+async def test_rule_s7_a_one_shot_refused_behind_an_unknown_outcome_is_unknown() -> None:
+    """The first attempt may be decided yet, when the offset is the expected one again."""
+    async with open_door() as door:
+        with pytest.raises(OutcomeUnknownError):
+            await transacted(door, [UNKNOWN, NOT_EXPECTED])
+    async with open_door() as door:
+        with pytest.raises(ApiError) as refused:
+            await transacted(door, [NOT_EXPECTED])
+    assert refused.value.outcome is Outcome.NOT_WRITTEN
+
+
+async def test_rule_s3_a_decided_one_shot_is_never_told_as_refused() -> None:
+    no_topic = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, outcome=Outcome.NOT_WRITTEN)
+    async with open_door() as door:
+        for key in ("k", None):
+            with pytest.raises(CommittingError, match="is committed") as decided:
+                await transacted(door, [TransactionState.COMMITTING, no_topic], key)
+            assert decided.value.retriable is (key is not None), "its next call has another key"
+    async with open_door() as door:
+        done = await transacted(door, [TransactionState.COMMITTING])
+    assert done.state == "complete"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker.log.compaction import CompactionConfig
 from broker.log.log_directory import LogConfig
-from broker.log.producer_snapshot import ProducerLimits
+from broker.log.producer_snapshot import ProducerLimits, encode_told, snapshot_name
 from broker.log.producer_state import EXPIRATION_MS, UNDO_MAX, ProducerStates
 from broker.record.batch import RecordFormat
 from broker.record.lines import ProduceRecord, make_raw
@@ -21,6 +22,7 @@ from raft_metadata.common.ids import Claim, LeaderEpoch, PartitionId
 from tests.support.compaction_model import clean
 from tests.support.doors.log import log_directory_of
 from tests.support.logs import Life, append, formatted_disk, records
+from tests.support.simulated_disk import Killed, SimulatedDisk, kill_at
 
 if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
@@ -201,6 +203,131 @@ def test_rule_s5_a_crash_behind_a_roll_forgets_no_home_below_the_log_start(remov
     assert end_of(log) == 7
     log.truncate_to(5)
     assert end_of(log) == 5
+
+
+def rot(disk: SimulatedDisk, path: str) -> None:
+    """Change a byte of a file."""
+    data = disk.read_file(path)
+    assert data is not None
+    disk.write(disk.open(path), bytes([data[10] ^ 1]), 10)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_rule_s5_a_start_reads_no_home_across_a_segment_that_is_gone(is_there: bool) -> None:
+    """Power failed amid the removal of two segments, and the snapshot behind them has rotted."""
+    disk = formatted_disk()
+    life = Life(disk, SMALL)
+    log = life.log()
+    for number in (0, 4):
+        complete(log, number, 4)
+        log.roll()
+        life.flush()
+    log.advance_log_start(8)
+    life.flush()
+    disk.kill()
+    rot(disk, f"{log.directory}/{snapshot_name(8)}")
+    if is_there:
+        assert end_of(Life(disk, SMALL).log()) == 8
+        return
+    for name in ("log", "index"):
+        disk.unlink(f"{log.directory}/{4:020d}.{name}")
+    with pytest.raises(KafkaError) as refused:
+        Life(disk, SMALL).log()
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_rule_s5_a_start_forgets_no_home_whose_snapshot_is_damaged(is_first: bool) -> None:
+    """The start removes what lies below the log start; the snapshot where that began has rotted.
+
+    The home is read from the batches before, unless they are deleted: then the log is refused.
+    """
+    disk = formatted_disk()
+    life = Life(disk, SMALL)
+    log = life.log()
+    complete(log, 0, 10)
+    log.roll()
+    append(log, ["row"] * 5)
+    life.flush()
+    if not is_first:
+        log.advance_log_start(10)
+        life.flush()
+        life.manager.removals.note(log)
+        life.manager.removals.rename_some()
+    log.advance_log_start(15)
+    life.flush()
+    log.roll()
+    append(log, ["row"])
+    disk.kill()
+    rot(disk, f"{log.directory}/{snapshot_name(10)}")
+    if is_first:
+        assert end_of(Life(disk, SMALL).log()) == 10
+        return
+    with pytest.raises(KafkaError) as refused:
+        Life(disk, SMALL).log()
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_power_cut_behind_a_new_beginning_takes_no_old_segment_for_damaged() -> None:
+    """What was written before is not synced any more where the log begins anew behind its end."""
+    disk = formatted_disk()
+    life = Life(disk, SMALL)
+    log = life.log()
+    complete(log, 0, 4)
+    log.roll()
+    life.flush()
+    for number in (4, 8):
+        complete(log, number, 4)
+        log.roll()
+    told = ProducerStates(end_offset=20)
+    told.note(claim_of_row(ONE, RowNumber(12)), 16, 19, 0, 0)
+    log.start_over(20, encode_told(told, 20))
+    life.flush()
+    for seed in range(60):
+        copy = deepcopy(disk)
+        copy.cut_power(random.Random(seed))
+        found = Life(copy, SMALL).log()
+        assert (found.log_start_offset, found.log_end_offset, end_of(found)) == (20, 20, 16)
+
+
+def test_rule_s5_a_power_cut_amid_a_shutdown_forgets_no_home() -> None:
+    """All batches are deleted, so that only the snapshot at the log's end knows the home."""
+    for seed in range(20):
+        disk = formatted_disk()
+        life = Life(disk, SMALL)
+        log = life.log()
+        complete(log, 0, 5)
+        life.flush()
+        log.roll()
+        log.advance_log_start(5)
+        life.flush()
+        disk.before = kill_at("sync_filesystem", "")
+        with pytest.raises(Killed):
+            life.close()
+        disk.before = None
+        disk.cut_power(random.Random(seed))
+        log = Life(disk, SMALL).log()
+        assert (log.log_start_offset, log.log_end_offset, end_of(log)) == (5, 5, 5)
+
+
+def test_a_start_leaves_the_end_of_a_log_whose_producers_are_all_gone() -> None:
+    """Its segment was rolled for its age, behind a log start at its end, and killed then."""
+    disk = formatted_disk()
+    life = Life(disk, SMALL)
+    log = life.log()
+    complete(log, 0)
+    log.truncate_to(0)
+    append(log, ["row"])
+    log.roll()
+    append(log, ["row"] * 4)
+    life.flush()
+    log.advance_log_start(5)
+    life.flush()
+    log.roll()
+    disk.kill()
+    log = Life(disk, SMALL).log()
+    assert (log.log_start_offset, log.log_end_offset) == (5, 5)
+    assert end_of(log) == 0
 
 
 def test_rule_s5_a_truncation_undoes_the_home_with_its_batches() -> None:

@@ -133,6 +133,25 @@ def test_rule_r10_what_was_deleted_stays_so_where_the_power_goes_amid_a_clean_sh
         assert found.log_end_offset == 3
 
 
+def test_rule_r10_a_log_that_began_anew_begins_there_where_the_power_goes_amid_a_shutdown() -> None:
+    """The segment of before is back, and nothing else said where the log begins."""
+    disk = SimulatedDisk()
+    life = Life(disk)
+    log = life.log()
+    append(log, ["a"])
+    life.flush()
+    log.start_over(4)
+    append(log, ["b"])
+    life.flush()
+    disk.fail_once("sync_filesystem", path="/data/log")
+    life.manager.close(EPOCH)
+    for seed in range(16):
+        copy = deepcopy(disk)
+        copy.cut_power(random.Random(seed))
+        found = Life(copy).log()
+        assert (found.log_start_offset, found.log_end_offset) == (4, 5)
+
+
 def test_rule_q3_a_log_that_is_cut_amid_a_pass_of_the_cleaner_is_not_taken_for_damaged() -> None:
     """The log was never compacted again, until it was truncated once more."""
     life = Life(SimulatedDisk(), LogConfig(segment_bytes=300, compaction=CompactionConfig()))

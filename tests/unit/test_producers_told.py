@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -13,10 +14,10 @@ from broker.record.numbering import HomeKind, RowNumber, claim_of_row, make_numb
 from broker.replication import frames
 from broker.replication.frames import PREFIX, Diverging, Skip, Valid, key_of
 from raft_metadata.common.errors import ErrorCode, KafkaError
-from raft_metadata.common.ids import Claim, LeaderEpoch, PartitionId
+from raft_metadata.common.ids import BrokerEpoch, Claim, LeaderEpoch, PartitionId
 from tests.support.logs import Life, append, formatted_disk, records
 from tests.unit.test_log_start import Side, ask, fill, leads, push, trim
-from tests.unit.test_replication_partition import HERE, ONE, TWO, brokers
+from tests.unit.test_replication_partition import HERE, ONE, TWO, brokers, registration
 
 HOME = make_numbering(HomeKind.TRANSACTIONS, PartitionId(3), LeaderEpoch(-1))
 PRODUCER = 77
@@ -154,6 +155,28 @@ def test_rule_s5_a_follower_that_diverged_before_the_log_start_is_told_of_the_le
     fill(follower, leader)
     follower.crash(2)
     assert knows(follower)
+
+
+def test_rule_s5_a_replica_that_is_cut_below_its_log_start_learns_of_the_homes_again() -> None:
+    """An unclean leader ends before its start, and has the batches of homes that it deleted."""
+    old, new = Side(ONE), Side(TWO)
+    leads(old, [f"{n}" + "x" * 300 for n in range(20)])
+    claimed(old, claim_of_row(HOME, RowNumber(0)), 6)
+    claimed(old, Claim(PRODUCER, 2, 0), 2)
+    old.life.flush()
+    old.partition.advance()
+    new.takes(ONE, 1)
+    fill(new, old)
+    leads(old, ["lost"] * 8)
+    trim(old, 33)
+    leads(new, ["next"], epoch=3)
+    made = replace(registration(TWO, 3, isr=(TWO,)), unclean_epoch=LeaderEpoch(3))
+    old.partition.apply_image(made, brokers(), BrokerEpoch(int(ONE)), 0)
+    fill(old, new)
+    assert old.log.log_end_offset == 29
+    assert knows(old)
+    old.crash(3)
+    assert knows(old)
 
 
 def test_rule_s5_nothing_is_told_that_is_not_committed() -> None:

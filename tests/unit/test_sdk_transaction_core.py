@@ -57,7 +57,7 @@ class HomeStandIn:
         """Last part of the path of each request."""
         self.commits: list[bytes] = []
         self.refusals: list[tuple[int, int]] = []
-        """(status, code) of the next commits."""
+        """(status, code) of the next commits, and aborts of what is decided."""
         self.states: list[str] = []
         """States that the next commits are answered, in place of complete."""
         self.chunk_max_bytes = 1_048_576
@@ -355,8 +355,9 @@ def test_an_abort_behind_a_commit_of_unknown_outcome_tells_what_was_decided() ->
     home.lost_answers = 1
     with pytest.raises(OutcomeUnknownError):
         home.commit(0.0)
-    with pytest.raises(CommittingError, match="committed before"):
+    with pytest.raises(CommittingError, match="committed before") as late:
         home.abort()
+    assert not late.value.retriable, "the next abort would say that it is aborted"
     assert [error for error, _ in home.outcomes] == [None]
     home.begin()
     home.produce(2)
@@ -377,9 +378,13 @@ def test_a_decided_one_that_is_not_complete_in_time_says_so() -> None:
     home.begin()
     home.produce(2)
     home.states = ["committing"] * 3
-    with pytest.raises(CommittingError):
+    with pytest.raises(CommittingError) as waiting:
         home.commit(0.0)
+    assert waiting.value.retriable
     assert [error for error, _ in home.outcomes] == [None, None]
+    with pytest.raises(CommittingError) as late:
+        home.abort()
+    assert not late.value.retriable
     home.begin()
     home.produce(3)
     home.commit()
@@ -528,6 +533,84 @@ def test_rule_s7_a_refusal_behind_a_lost_answer_leaves_the_outcome_unknown(
         home.commit()
     home.commit()
     assert set(home.decided) == {(None, 1, 0)}
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_rule_s7_a_refusal_behind_an_attempt_that_may_have_written_is_unknown(
+    cancelled: bool,
+) -> None:
+    """The attempt was cancelled, or a broker answered that its outcome is not known."""
+    home = HomeStandIn()
+    home.begin()
+    home.produce(1)
+    if cancelled:
+        steps = home.core.commit_steps(home, None)  # type: ignore[arg-type]
+        step = next(steps)
+        while not (isinstance(step, Attempt) and ":commit" in step.request.path):
+            assert isinstance(step, Attempt)
+            step = steps.send(home.answer(step.request))
+        steps.close()
+    else:
+        home.refusals = [(503, 50308, "unknown")]
+    home.refusals.append((409, 40903))
+    with pytest.raises(OutcomeUnknownError):
+        home.commit()
+    home.commit()
+    assert set(home.decided) == {(None, 1, 0)}
+
+
+def test_rule_s3_a_decided_one_that_is_superseded_is_told_as_committed() -> None:
+    """Another producer went on behind it before this one could ask if all can be read."""
+    home = HomeStandIn()
+    home.begin()
+    home.produce(1)
+    home.states = ["committing"]
+    home.turn = lambda: home.refusals.append((409, 40911, "unknown"))  # type: ignore[method-assign, func-returns-value]
+    with pytest.raises(CommittingError) as decided:
+        home.commit(5.0)
+    assert not decided.value.retriable
+    assert [error for error, _ in home.outcomes] == [None]
+    with pytest.raises(FencedError):
+        home.begin()
+
+
+@pytest.mark.parametrize("end", ["begin", "close"])
+def test_records_of_a_decided_one_have_outcomes_where_its_commit_was_cancelled(end: str) -> None:
+    home = HomeStandIn({"transactional_group": "g"})
+    group = ConsumerGroupMetadata("g", expected={("in", 0): -1})
+    home.begin()
+    home.send_offsets(group, 7)
+    home.produce(1)
+    home.states = ["committing"]
+    steps = home.core.commit_steps(home, None)  # type: ignore[arg-type]
+    step = next(steps)
+    while isinstance(step, Attempt):
+        step = steps.send(home.answer(step.request))
+    steps.close()
+    assert home.outcomes == []
+    if end == "begin":
+        home.begin()
+    else:
+        home.run(home.core.close_steps(None))
+    assert [error for error, _ in home.outcomes] == [None]
+    assert group.expected == {("in", 0): 7}
+
+
+def test_an_abort_without_an_answer_leaves_the_outcome_of_its_commit_unknown() -> None:
+    home = HomeStandIn()
+    for is_sent in (True, False):
+        home.begin()
+        home.produce(1)
+        home.lost_answers = 1
+        if is_sent:
+            with pytest.raises(OutcomeUnknownError):
+                home.commit(0.0)
+            home.lost_answers = 1
+            with pytest.raises(QuorumlogError):
+                home.run(home.core.abort_steps(0.0))
+        home.run(home.core.close_steps(None))
+    kinds = [type(error) for error, _ in home.outcomes]
+    assert kinds == [OutcomeUnknownError, TransactionAbortedError]
 
 
 def test_the_group_is_learnt_from_the_first_offsets() -> None:

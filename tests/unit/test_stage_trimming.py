@@ -210,6 +210,22 @@ def test_rule_s10_a_copy_is_told_once_it_is_committed_and_asked_about_after_the_
         assert stage_messages.decode_status(head) == question
 
 
+def test_rule_s10_a_chunk_that_was_staged_anew_is_a_copy_in_the_same_layout_only(
+    world: World,
+) -> None:
+    """A decision that names the old place would be made to name rows of another target."""
+    world.stage(chunk("a", targets=1))
+    world.stage(chunk("a", targets=2))  # let go by the word to a leader that is deposed by now
+    world.stage(chunk("c"))
+    world.commit()
+    trim_round = TrimRound()
+    assert world.wave(trim_round) == 2
+    assert [question.copy for question in world.questions()] == [None, None]
+    (moved,) = world.move(trim_round, FORCED)
+    world.commit()
+    assert (moved.base, world.questions()[0].copy) == (0, place_at(4))
+
+
 def test_rule_s10_a_copy_is_named_once_it_is_committed(world: World) -> None:
     world.stage(chunk("a"))
     world.stage(chunk("b"))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from http_api.client.calls import Call, Request
 from http_api.client.client_errors import (
-    ApiError,
     CommittingError,
     InvalidRecordError,
+    OutcomeUnknownError,
     QuorumlogError,
 )
 from http_api.client.sdk.client_context import MS, ClientContext
@@ -24,7 +24,15 @@ from http_api.client.sdk.producer_settings import ProducerConfig, ProducerKeywor
 from http_api.client.sdk.record_fields import RecordEncoder, check_partition
 from http_api.client.sdk.record_types import ConsumerGroupMetadata, NewRecord, TopicPartition
 from http_api.client.sdk.settings import given_settings, read_settings
-from http_api.client.sdk.steps import AsyncShell, BlockingShell, Pause, Steps, limited, steps_of
+from http_api.client.sdk.steps import (
+    AsyncShell,
+    BlockingShell,
+    Pause,
+    Steps,
+    doubted,
+    limited,
+    steps_of,
+)
 from http_api.client.sdk.transaction_rows import OpenTransaction
 from http_api.client.transaction_calls import (
     Staging,
@@ -35,6 +43,7 @@ from http_api.client.transaction_calls import (
 )
 from http_api.client.transaction_calls import transact as transact_call
 from http_api.contract.errors import RestCode
+from raft_metadata.common.errors import Outcome
 
 if TYPE_CHECKING:
     from http_api.client.transaction_calls import TransactionRows
@@ -174,6 +183,7 @@ def _steps(
 ) -> Steps[TransactionResult]:
     now_s = time.monotonic
     until_s = now_s() + (config.transaction_timeout_ms / MS if timeout_s is None else timeout_s)
+    is_drawn = key is None
     key = secrets.token_hex(16) if key is None else key
     rows = [chunk.records for chunk in transaction.sealed]
     ask = _Asker(context, now_s, until_s)
@@ -196,9 +206,11 @@ def _steps(
     content = transaction.freeze(attempt_id)
     try:
         result = yield from _decide(ask, cluster_id, content, key, group)
-    except ApiError as error:
-        if error.code == RestCode.DECIDED_ROWS_LOST:
+    except QuorumlogError as error:
+        if isinstance(error, CommittingError) or error.code == RestCode.DECIDED_ROWS_LOST:
             transaction.note_offsets()
+        if is_drawn and error.outcome is Outcome.UNKNOWN:
+            error.retriable = False  # another call would draw another key, and write all again
         raise
     for _ in transaction.committed(result):
         pass  # tells the consumer of its new offsets; no row has a callback
@@ -251,13 +263,27 @@ def _stage(ask: _Asker, staging: Staging, rows: TransactionRows) -> Steps[None]:
 def _decide(
     ask: _Asker, cluster_id: str, content: TransactionContent, key: str, group: str | None
 ) -> Steps[TransactionResult]:
+    doubts: list[bool] = []
+    is_decided = False
     while True:
         call = transact_call(
             cluster_id, content, key=key, group_id=group, timeout_ms=ask.attempt_ms
         )
-        result = yield from ask.ask(call)
+        try:
+            result = yield from doubted(ask.ask(call), lambda: doubts.append(True))
+        except QuorumlogError as error:
+            if is_decided and error.code != RestCode.DECIDED_ROWS_LOST:
+                msg = f"transaction {key!r} is committed; it is not known if all can be read"
+                raise CommittingError(f"{msg}: {error}") from error
+            is_for_good = error.code == RestCode.TRANSACTION_CONFLICT
+            if doubts and error.outcome is not Outcome.UNKNOWN and not is_for_good:
+                # It speaks of its attempt only: one before may be decided yet (rule S7).
+                msg = f"it is not known if transaction {key!r} is committed: {error}"
+                raise OutcomeUnknownError(msg) from error
+            raise
         if result.state == "complete":
             return result
+        is_decided = True
         if not ask.left_s:
             msg = f"transaction {key!r} is committed, and not all of it can be read yet"
             raise CommittingError(msg)

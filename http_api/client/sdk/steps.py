@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from http_api.client.calls import Answer, Call
+from http_api.client.calls import Answer, Call, error_of
 from http_api.client.client_errors import QuorumlogError
 from http_api.client.routes import (
     Attempt,
@@ -31,6 +31,7 @@ from http_api.client.routes import (
     InterruptedAttemptError,
     attempts_at,
 )
+from raft_metadata.common.errors import Outcome
 
 if TYPE_CHECKING:
     import asyncio
@@ -114,6 +115,37 @@ def changed(
         return result
     finally:
         steps.close()
+
+
+def doubted(steps: Steps[T], doubt: Callable[[], None]) -> Steps[T]:
+    """Run the steps of a write; ``doubt`` is called for each attempt that may have written.
+
+    That is one without an answer, one that was cancelled, and one whose answer says so.
+    """
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = yield step
+            except (AttemptError, QuorumlogError) as error:
+                doubt()
+                step = steps.throw(error)
+            except BaseException:
+                doubt()
+                raise
+            else:
+                if answer is not None and _is_unknown(answer):
+                    doubt()
+                step = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+def _is_unknown(answer: Answer) -> bool:
+    return answer.status >= 500 and error_of(answer).outcome is Outcome.UNKNOWN
 
 
 def limited(

@@ -34,7 +34,7 @@ from http_api.client.client_errors import (
 from http_api.client.produce_calls import RecordOutcome
 from http_api.client.sdk.client_context import MS, ClientContext
 from http_api.client.sdk.record_types import ConsumerGroupMetadata, TopicPartition
-from http_api.client.sdk.steps import CallBacks, Pause, Steps, changed, limited, steps_of
+from http_api.client.sdk.steps import CallBacks, Pause, Steps, doubted, limited, steps_of
 from http_api.client.sdk.transaction_rows import (
     Delivery,
     OpenTransaction,
@@ -198,7 +198,7 @@ class TransactionCore:
         """
         with self._call():
             if self.state is TransactionPhase.DECIDED:
-                self._next()
+                yield from self._told_committed()
             self._expect("begin", TransactionPhase.IDLE)
             life = yield from self._life_at(self._first_group, self._until_s(timeout_s))
             self._home = life if self._is_named else None
@@ -446,7 +446,7 @@ class TransactionCore:
                 timeout_ms=self._attempt_ms(until_s),
             )
             try:
-                result = yield from self._asked(call, until_s, self._note_loss)
+                result = yield from doubted(self._asked(call, until_s), self._doubt)
             except QuorumlogError as error:
                 raised = self._refused(error)
                 yield from self._deliver_failure()
@@ -467,7 +467,7 @@ class TransactionCore:
     _is_doubtful = False
     """True if an attempt at the present commit may have been decided."""
 
-    def _note_loss(self, error: Exception) -> None:
+    def _doubt(self) -> None:
         self._is_doubtful = True
 
     def _refused(self, error: QuorumlogError) -> QuorumlogError:
@@ -478,8 +478,12 @@ class TransactionCore:
             self._next()
             self._failed = (transaction, error)
             return error
-        if self.state is TransactionPhase.DECIDED and error.code not in _OVER:
-            return CommittingError(f"committed; it is not known if all can be read: {error}")
+        if self.state is TransactionPhase.DECIDED:
+            told = CommittingError(f"committed; it is not known if all can be read: {error}")
+            if error.code in _OVER:
+                self.fatal, self.state = _fenced(error), TransactionPhase.IDLE
+                told.retriable = False
+            return told
         if error.code in _OVER:
             self._end(_fenced(error))
             assert self.fatal is not None
@@ -516,10 +520,8 @@ class TransactionCore:
             if self.state is TransactionPhase.IDLE:
                 return
             if self.state is TransactionPhase.DECIDED:
-                self._next()
-                yield CallBacks(list(transaction.committed(None)))
-                msg = "the transaction was committed before"
-                raise CommittingError(msg)
+                yield from self._told_committed()
+                raise _committed_before("it was decided")
             transaction.to_stage.clear()
             if transaction.was_sent:
                 self.state = TransactionPhase.ABORTING
@@ -543,6 +545,9 @@ class TransactionCore:
         try:
             found = yield from self._asked(call, until_s)
         except QuorumlogError as error:
+            if error.code == RestCode.DECIDED_ROWS_LOST:
+                self._refused(error)
+                yield from self._deliver_failure()
             if error.code not in _OVER:
                 raise
             self._end(_fenced(error))
@@ -554,18 +559,24 @@ class TransactionCore:
             yield from self._deliver_failure()
             raise lost
         if found.state != "aborted":
-            self._next()
-            yield CallBacks(list(self.transaction.committed(None)))
-            msg = f"the transaction was committed before (state {found.state})"
-            raise CommittingError(msg)
+            yield from self._told_committed()
+            raise _committed_before(f"state {found.state}")
+
+    def _told_committed(self) -> Steps[None]:
+        """End a transaction that is known to be committed; its records may know that already."""
+        self._next()
+        yield CallBacks(list(self.transaction.committed(None)))
 
     def give_up(self) -> list[Delivery]:
         """End at once; return the callbacks of what has no outcome."""
         transaction, state = self.transaction, self.state
-        if state in {TransactionPhase.IDLE, TransactionPhase.DECIDED}:
+        if state is TransactionPhase.IDLE:
             return []
         self.state = TransactionPhase.IDLE
-        if state is TransactionPhase.SENT:
+        if state is TransactionPhase.DECIDED:
+            return list(transaction.committed(None))
+        if transaction.content is not None and transaction.failure is None:
+            # A commit was sent, and not refused: an abort that has no answer changes nothing.
             return list(transaction.failed(OutcomeUnknownError("the producer was closed")))
         return list(transaction.failed(TransactionAbortedError("the producer was closed")))
 
@@ -710,16 +721,11 @@ class TransactionCore:
         left_ms = round((until_s - self._now_s()) * MS)
         return min(max(left_ms // ATTEMPTS, ATTEMPT_MS_MIN), ATTEMPT_MS_MAX)
 
-    def _asked(
-        self,
-        call: Call[T],
-        until_s: float,
-        on_loss: Callable[[Exception], None] = lambda _: None,
-    ) -> Steps[T]:
+    def _asked(self, call: Call[T], until_s: float) -> Steps[T]:
         """Make attempts at a call until a time."""
         left_s = max(until_s - self._now_s(), 0.0)
         steps = steps_of(call, self._context, self._now_s, left_s)
-        return changed(limited(steps, self._now_s, until_s), lambda step: step, on_loss)
+        return limited(steps, self._now_s, until_s)
 
 
 class _OneCall:
@@ -755,6 +761,13 @@ def _rows_lost(found: AbortResult) -> ApiError:
     msg = f"the transaction was committed before, and an unclean election of a stage lost {lost}"
     said = {"retriable": False, "outcome": "unknown"}
     return ApiError(500, int(RestCode.DECIDED_ROWS_LOST), msg, said)
+
+
+def _committed_before(why: str) -> CommittingError:
+    """Return the error of an abort that came too late; one more would have nothing to abort."""
+    error = CommittingError(f"the transaction was committed before ({why})")
+    error.retriable = False
+    return error
 
 
 def _committing(result: TransactionResult) -> CommittingError:

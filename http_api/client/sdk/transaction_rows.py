@@ -257,9 +257,10 @@ class OpenTransaction:
         return self.content
 
     def note_offsets(self) -> None:
-        """Tell the consumer of its new offsets, which are committed."""
+        """Tell the consumer of its new offsets, which are committed; once, as it goes on then."""
         if self.group is not None and self.group.member_id is None:
             self.group.expected.update({place: one.offset for place, one in self.offsets.items()})
+        self.group = None
 
     def committed(self, result: TransactionResult | None) -> Iterator[Delivery]:
         """Return the callbacks of a commit; None: its answer says no offsets.
