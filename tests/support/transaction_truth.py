@@ -174,12 +174,15 @@ class Truth:
 
     def _forgotten(self, id_: TransactionalId) -> None:
         """Take note that nothing is known of an id any more: its contents may be decided anew."""
-        last = self.newest.pop(id_, None)
+        last = self._forget(id_)
         self.hold("S2", last is None or not last.is_open, f"{id_} is forgotten while it is open")
-        for place in [place for place in self.decided if place[0] == id_]:
-            del self.decided[place]
         for content in self.asked.get(id_, ()):
             content.is_forgotten = True
+
+    def _forget(self, id_: TransactionalId) -> Value | None:
+        for place in [place for place in self.decided if place[0] == id_]:
+            del self.decided[place]
+        return self.newest.pop(id_, None)
 
     def _position(self, id_: TransactionalId, value: Value) -> None:
         last = self.newest.get(id_)
@@ -305,7 +308,7 @@ class Truth:
                 if isinstance(key, EpochKey) and value is not None:
                     self.epochs[key.id] = value.epoch
                 elif isinstance(key, TransactionKey) and value is None:
-                    self.newest.pop(key.id, None)
+                    self._forget(key.id)
                 elif isinstance(key, TransactionKey):
                     self.newest[key.id] = value
                     if value.state is not TransactionState.ABORTED:

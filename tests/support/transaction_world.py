@@ -242,9 +242,9 @@ class Node:
         async def there(node: Node) -> Any:
             return await node.stage().refs(request)
 
+        await self.world.dawdle()
         found = await self.world.carry(STAGE, there)
-        if self.world.is_operated and self.world.chance.random() < 0.3:
-            await asyncio.sleep(self.world.chance.random() * 0.7)
+        await self.world.dawdle()
         for one in found:
             if one.missing is not None:
                 return Missing(one.missing)
@@ -496,6 +496,11 @@ class World:
         if not self.calm and chance.random() < self.losses:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
         return answer
+
+    async def dawdle(self) -> None:
+        """Let a question to a stage, or its answer, take its time now and then."""
+        if self.is_operated and self.chance.random() < 0.2:
+            await asyncio.sleep(self.chance.random() * 0.7)
 
     async def _later(self, there: Callable[[Node], Awaitable[Any]], node: Node) -> None:
         await asyncio.sleep(self.chance.random() * self.chance.choice([0.1, 3]))
