@@ -186,7 +186,7 @@ class OneShot(Asker):
         """Commit one content under a key, now and then by two requests at once."""
         content = self.world.truth.content(self.some_rows())
         await self.pause(0.05)
-        await self.commit(id_, KeyPosition(), content, hedged=self.chance.random() < 0.2)
+        await self.commit(id_, KeyPosition(), content, hedged=self.chance.random() < 0.3)
 
 
 class Producer(Asker):
@@ -278,7 +278,7 @@ class Operator(Asker):
     async def live(self) -> None:
         """Choose ids at random until the story is over."""
         while not self.is_over:
-            await self.pause(0.4)
+            await self.pause(0.2)
             asked = self.world.truth.asked
             # Only an expected offset refuses a repeat of what is forgotten; an epoch does not.
             ids = sorted(id_ for id_ in asked if not any(one.member for one in asked[id_]))

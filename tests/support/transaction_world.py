@@ -242,9 +242,9 @@ class Node:
         async def there(node: Node) -> Any:
             return await node.stage().refs(request)
 
-        await self.world.dawdle()
+        await self.world.dawdle(0.15)
         found = await self.world.carry(STAGE, there)
-        await self.world.dawdle()
+        await self.world.dawdle(0.5)
         for one in found:
             if one.missing is not None:
                 return Missing(one.missing)
@@ -497,9 +497,9 @@ class World:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
         return answer
 
-    async def dawdle(self) -> None:
-        """Let a question to a stage, or its answer, take its time now and then."""
-        if self.is_operated and self.chance.random() < 0.2:
+    async def dawdle(self, likely: float) -> None:
+        """Let a question to a stage, or its answer, take its time where an operator is."""
+        if self.is_operated and self.chance.random() < likely:
             await asyncio.sleep(self.chance.random() * 0.7)
 
     async def _later(self, there: Callable[[Node], Awaitable[Any]], node: Node) -> None:

@@ -299,6 +299,12 @@ def _index_forgotten(patch: Patch) -> None:
     patch.setattr(stage_leader, "decode_head", lambda _: None)
 
 
+@transaction_fault("rule S9: of a chunk the first target's rows alone are staged", "S9")
+def _second_target_left_out(patch: Patch) -> None:
+    real = stage_leader.encode_chunk
+    patch.setattr(stage_leader, "encode_chunk", lambda chunk: list(real(chunk))[:1])
+
+
 @transaction_fault(
     "rule S9: that chunks are missing is told without a second look", "S9", "refused wrongly"
 )
@@ -316,10 +322,10 @@ def _missing_not_judged(patch: Patch) -> None:
 
 @transaction_fault("rule S10: a home's word is given before it is committed", "T8", "S9", "S2")
 def _word_uncommitted(patch: Patch) -> None:
-    async def may_go(self: Home, chunk: ChunkPlaced) -> bool:
-        return self._turn(lambda _, home: home_decisions.may_go(home, chunk))
+    async def word(_shard: Any, home: Home, _proof: Any, chunk: ChunkPlaced) -> bool:
+        return home._turn(lambda _, state: home_decisions.may_go(state, chunk))
 
-    patch.setattr(Home, "may_go", may_go)
+    patch.setattr(transaction_world, "word_proven", word)
 
 
 @transaction_fault(
