@@ -64,7 +64,7 @@ def _apply_before_commit(patch: Patch) -> None:
     patch.setattr(Home, "_turn", turn)
 
 
-@transaction_fault("rule S1: a decision behind the committed one of its id is sent", "T7", first=19)
+@transaction_fault("rule S1: a decision behind the committed one of its id is sent", "T7", first=2)
 def _newest_is_sent(patch: Patch) -> None:
     real = Home._on_committed
 
@@ -83,7 +83,7 @@ def _newest_is_sent(patch: Patch) -> None:
 
 
 @transaction_fault(
-    "rule S1: a new home completes what is not known to be committed", "T7", "T9", first=27
+    "rule S1: a new home completes what is not known to be committed", "T7", "T9", first=90
 )
 def _load_uncommitted(patch: Patch) -> None:
     patch.setattr(HomeLog, "until_committed", _at_once)
@@ -124,7 +124,7 @@ def _answer_at_decision(patch: Patch) -> None:
 
 
 @transaction_fault(
-    "rule S3: a home that lost its state refuses what it decided", "told not written"
+    "rule S3: a home that lost its state refuses what it decided", "told not written", first=3
 )
 def _decided_is_refused(patch: Patch) -> None:
     real = Home._outcome
@@ -193,7 +193,7 @@ def _units_part(patch: Patch) -> None:
     patch.setattr(Completion, "_next_request", next_request)
 
 
-@transaction_fault("rule S5: whoever starts over is told of no home", "S5", "T10", "T11", first=505)
+@transaction_fault("rule S5: whoever starts over is told of no home", "S5", "T10", "T11", first=24)
 def _start_over_empty(patch: Patch) -> None:
     real = ReplicatedLog.trim
 
@@ -205,7 +205,11 @@ def _start_over_empty(patch: Patch) -> None:
 
 
 @transaction_fault(
-    "rule S5: whoever starts over is told of what is not committed", "told ok wrongly", "S2", "T10"
+    "rule S5: whoever starts over is told of what is not committed",
+    "told ok wrongly",
+    "S2",
+    "T10",
+    first=24,
 )
 def _start_over_uncommitted(patch: Patch) -> None:
     patch.setattr(ProducerStates, "as_of", lambda self, _: self)
@@ -231,7 +235,7 @@ def _forget_committing(patch: Patch) -> None:
 
 
 @transaction_fault(
-    "rule S6: the epoch is looked at before the stages are asked, and not again", "T13"
+    "rule S6: the epoch is looked at before the stages are asked, and not again", "T13", first=69
 )
 def _check_before_wait(patch: Patch) -> None:
     real = Home._judge
@@ -289,7 +293,9 @@ def _stage_ack_uncommitted(patch: Patch) -> None:
     patch.setattr(StageLeader, "_until_committed", _at_once)
 
 
-@transaction_fault("rule S9: a stage that may be deposed says that chunks are missing", "S9")
+@transaction_fault(
+    "rule S9: a stage that may be deposed says that chunks are missing", "S9", first=71
+)
 def _stage_no_unproven(patch: Patch) -> None:
     patch.setattr(StageLeader, "_prove", _at_once)
 
@@ -306,7 +312,10 @@ def _second_target_left_out(patch: Patch) -> None:
 
 
 @transaction_fault(
-    "rule S9: that chunks are missing is told without a second look", "S9", "refused wrongly"
+    "rule S9: that chunks are missing is told without a second look",
+    "S9",
+    "refused wrongly",
+    first=51,
 )
 def _missing_not_judged(patch: Patch) -> None:
     real = Node.parts
@@ -320,7 +329,9 @@ def _missing_not_judged(patch: Patch) -> None:
     patch.setattr(Node, "parts", parts)
 
 
-@transaction_fault("rule S10: a home's word is given before it is committed", "T8", "S9", "S2")
+@transaction_fault(
+    "rule S10: a home's word is given before it is committed", "T8", "S9", "S2", first=14
+)
 def _word_uncommitted(patch: Patch) -> None:
     async def word(_shard: Any, home: Home, _proof: Any, chunk: ChunkPlaced) -> bool:
         return home._turn(lambda _, state: home_decisions.may_go(state, chunk))
@@ -329,13 +340,15 @@ def _word_uncommitted(patch: Patch) -> None:
 
 
 @transaction_fault(
-    "rule S10: a stage moves its log start, and asks no home once more", "S2", "S5", "T8"
+    "rule S10: a stage moves its log start, and asks no home once more", "S2", "S5", "T8", first=165
 )
 def _passed_without_a_word(patch: Patch) -> None:
     patch.setattr(stage_leader, "last_questions", lambda *_: [])
 
 
-@transaction_fault("rule S10: no horizon rises behind what a stage trims", "S2", "told ok wrongly")
+@transaction_fault(
+    "rule S10: no horizon rises behind what a stage trims", "S2", "told ok wrongly", first=135
+)
 def _passed_without_a_horizon(patch: Patch) -> None:
     real = home_decisions._may_pass
     patch.setattr(home_decisions, "_may_pass", lambda *args: (real(*args)[0], ()))
@@ -382,7 +395,7 @@ def _word_unproven(patch: Patch) -> None:
     patch.setattr(transaction_world, "word_proven", word)
 
 
-@transaction_fault("rule S10: a stage's records are told by their offsets alone", "T7", first=1403)
+@transaction_fault("rule S10: a stage's records are told by their offsets alone", "T7", first=83)
 def _places_without_epochs(patch: Patch) -> None:
     def rows_at(log: PartitionLog, place: LogPlace) -> TargetRows:
         (piece, *_) = log.read(place.offset, 1, place.offset + 1)
@@ -391,7 +404,7 @@ def _places_without_epochs(patch: Patch) -> None:
     patch.setattr(stage_leader, "rows_at", rows_at)
 
 
-@transaction_fault("rule S11: deleted is judged by any image", "T6", "S5", "S2", first=144)
+@transaction_fault("rule S11: deleted is judged by any image", "T6", "S5", "S2")
 def _deleted_by_old_image(patch: Patch) -> None:
     real = Targets.is_deleted
     patch.setattr(Targets, "is_deleted", lambda self, target, _: real(self, target, 0))
