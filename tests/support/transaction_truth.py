@@ -201,10 +201,20 @@ class Truth:
         else:
             self._decided(id_, value)
         self.decided[id_, value.at] = value
+        if self.has_lost:
+            self._note_moves_lost(value)
         if not value.is_open:
             gone = {target.topic_id for target in value.dropped}
             missing = self.missing(self.contents[int(value.digest)], gone)
             self.hold("S2", not missing, f"{id_} {value.at} is complete without {missing}")
+
+    def _note_moves_lost(self, value: Value) -> None:
+        """A home that lost the record of a move names a place that was trimmed: told as lost."""
+        lost = {unit.target for unit in value.units if unit.is_lost}
+        for target, rows in self.contents[int(value.digest)].rows:
+            if target in lost:
+                self.unstaged.update(rows)
+                self.world.figures["moves lost"] += 1
 
     def _decided(self, id_: TransactionalId, value: Value) -> None:
         self.world.figures["decisions"] += 1
@@ -249,7 +259,9 @@ class Truth:
         key = (log.name, batch.claim.producer_id)
         number = row_of_claim(batch.claim)
         is_dense = number == self.ends.get(key, 0)
-        is_dense |= max(log.unclean_epoch, self.world.logs[STAGE].unclean_epoch) >= 0
+        is_dense |= (
+            self.has_lost or max(log.unclean_epoch, self.world.logs[STAGE].unclean_epoch) >= 0
+        )
         self.hold("T10", is_dense, f"{key}: {number} behind {self.ends.get(key, 0)}")
         self.ends[key] = number + len(rows)
         for at, row in enumerate(rows):
