@@ -84,7 +84,7 @@ from broker.coordinator.runtime import Proof
 from broker.coordinator.shard import OffsetsRetention, Shard
 from broker.coordinator.target_worker import TargetWorker
 from broker.coordinator.targets import TargetInput, Targets
-from broker.coordinator.transaction_coordinator import LOGGED_ERRORS
+from broker.coordinator.transaction_coordinator import LOGGED_ERRORS, word_proven
 from broker.coordinator.transaction_offsets import TransactionOffsets
 from broker.coordinator.troubles import (
     ShardTroubles,
@@ -288,7 +288,7 @@ ENDS_AT_ONCE = 64
 """Most partitions whose high watermark is asked for at the same time for one commit."""
 
 
-_STATE_ERRORS = frozenset(
+STATE_ERRORS = frozenset(
     {
         ErrorCode.UNKNOWN_MEMBER_ID,
         ErrorCode.GROUP_ID_NOT_FOUND,
@@ -440,12 +440,9 @@ class GroupCoordinator:
         return found
 
     async def may_go(self, partition: PartitionId, chunk: ChunkPlaced) -> bool:
-        """Return whether a stage may let a chunk go (rule S10); yes only with proof (rule G3)."""
+        """Return whether a stage may let a chunk go: see `word_proven`."""
         shard = self._shards.find(partition)
-        is_free = await self._homes[partition].may_go(chunk)
-        if is_free:
-            await shard.confirm(self._proof)
-        return is_free
+        return await word_proven(shard, self._homes[partition], self._proof, chunk)
 
     async def answer_home(self, partition: PartitionId, request: HomeRequest[A]) -> A:
         """Return the answer to a request about an id under a group that is coordinated here.
@@ -458,7 +455,7 @@ class GroupCoordinator:
             held_groups.check_not_held(shard.state(), request.id.group, partition)
             return await self._homes[partition].answer(request)
         except KafkaError as error:
-            if error.code not in _STATE_ERRORS | LOGGED_ERRORS:
+            if error.code not in STATE_ERRORS | LOGGED_ERRORS:
                 raise
             refusal = error
         await shard.confirm(self._proof)
@@ -514,7 +511,7 @@ class GroupCoordinator:
             held_groups.check_not_held(shard.state(), request.group, shard.partition)
             return cast(A, await self._answer(shard, request))
         except KafkaError as error:
-            if error.code not in _STATE_ERRORS:
+            if error.code not in STATE_ERRORS:
                 raise
             refusal = error
         await shard.confirm(self._proof)

@@ -10,7 +10,7 @@ broker still leads (rule G3).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -87,17 +87,36 @@ class HomeFactory:
 
 
 async def answer_proven(
-    shard: ShardRuntime[Any], home: Home, proof: Proof, request: HomeRequest[A]
+    shard: ShardRuntime[Any],
+    home: Home,
+    proof: Proof,
+    request: HomeRequest[A],
+    errors: Collection[ErrorCode] = LOGGED_ERRORS,
 ) -> A:
-    """Return a home's answer; a refusal that reads its state is proven first."""
+    """Return a home's answer; a refusal that reads its state, by its code, is proven first."""
     try:
         return await home.answer(request)
     except KafkaError as error:
-        if error.code not in LOGGED_ERRORS:
+        if error.code not in errors:
             raise
         refusal = error
     await shard.confirm(proof)
     raise refusal
+
+
+async def word_proven(
+    shard: ShardRuntime[Any], home: Home, proof: Proof, chunk: ChunkPlaced
+) -> bool:
+    """Return whether a stage may let a chunk go (rule S10).
+
+    Raises:
+        KafkaError: NOT_COORDINATOR, also if that can't be proven: a newer home may have forgotten
+            the id, and decided it anew with this chunk (rule G3).
+    """
+    is_free = await home.may_go(chunk)
+    if is_free:
+        await shard.confirm(proof)
+    return is_free
 
 
 class TransactionCoordinator:
@@ -159,17 +178,9 @@ class TransactionCoordinator:
         return await answer_proven(shard, self._homes[partition], self._proof, request)
 
     async def may_go(self, partition: PartitionId, chunk: ChunkPlaced) -> bool:
-        """Return whether a stage may let a chunk go (rule S10).
-
-        Raises:
-            KafkaError: NOT_COORDINATOR, also if that can't be proven: a newer home may have
-                forgotten the id, and decided it anew with this chunk (rule G3).
-        """
+        """Return whether a stage may let a chunk go: see `word_proven`."""
         shard = self._shards.find(partition)
-        is_free = await self._homes[partition].may_go(chunk)
-        if is_free:
-            await shard.confirm(self._proof)
-        return is_free
+        return await word_proven(shard, self._homes[partition], self._proof, chunk)
 
     async def descriptions(
         self, partition: PartitionId, state: TransactionState | None

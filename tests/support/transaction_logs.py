@@ -220,6 +220,7 @@ class ReplicatedLog:
     name: str
     chance: random.Random
     on_commit: Callable[[ReplicatedLog, LogBatch], None]
+    on_trim: Callable[[ReplicatedLog, Sequence[LogBatch]], None]
     committed: int = 0
     epoch: int = 0
     unclean_epoch: int = -1
@@ -283,6 +284,7 @@ class ReplicatedLog:
         if known is not None:
             self.told = dict(known.items())
         self.start = start
+        self.on_trim(self, [one for one in self.view.batches if one.end <= start])
         self.view.batches[:] = [one for one in self.view.batches if one.end > start]
 
 

@@ -14,25 +14,28 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-import orjson
-
+from broker.coordinator.group_coordinator import STATE_ERRORS
+from broker.coordinator.group_messages import Heartbeat, JoinGroup, Membership
 from broker.coordinator.group_state import GroupEnvironment, TopicFacts
 from broker.coordinator.home import Home, HomePorts, Missing
 from broker.coordinator.instances import GroupLimits
-from broker.coordinator.records import OffsetKey, OffsetValue, ShardRecord
+from broker.coordinator.member_requests import MemberRequests
+from broker.coordinator.positions import OffsetAndEpoch
 from broker.coordinator.shard import Shard
-from broker.coordinator.transaction_coordinator import answer_proven
+from broker.coordinator.transaction_coordinator import (
+    LOGGED_ERRORS,
+    answer_proven,
+    word_proven,
+)
 from broker.coordinator.transaction_offsets import TransactionOffsets
 from broker.coordinator.transaction_shard import TransactionShard
-from broker.record.numbering import HomeKind, make_numbering, row_of_claim
+from broker.record.numbering import HomeKind, make_numbering
 from broker.server.stage_leader import StageLeader, StagePorts, StageSettings, read_place
 from broker.server.transaction_ports import Targets
 from broker.server.unit_appends import UnitAppends
-from broker.transactions.chunk_records import decode_head, rows_in
 from broker.transactions.home_decisions import ChunkPlaced, Part, StagedParts
 from broker.transactions.home_messages import (
     ApplyAnswer,
@@ -41,23 +44,18 @@ from broker.transactions.home_messages import (
     GapFound,
     HomeRequest,
 )
-from broker.transactions.home_records import EpochKey, StagedPlace, Target, TransactionKey
-from broker.transactions.home_records import TransactionValue as Value
+from broker.transactions.home_records import StagedPlace, Target
 from broker.transactions.home_state import HomeLimits
 from broker.transactions.messages import (
     AttemptNamed,
     LogPlace,
     NumberedPosition,
-    ProducerInitialized,
-    ProducerPosition,
     TargetRows,
     TransactionalId,
-    TransactionOutcome,
-    TransactionState,
 )
 from broker.transactions.stage_index import ChunkHome, StageLimits
 from broker.transactions.stage_messages import FindRefs, StageChunk, StatusQuestion, Word
-from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
+from raft_metadata.common.errors import ErrorCode, KafkaError
 from raft_metadata.common.ids import (
     BrokerId,
     GroupId,
@@ -65,9 +63,7 @@ from raft_metadata.common.ids import (
     PartitionId,
     TopicId,
     TopicIdPartition,
-    TopicName,
     TopicPartition,
-    is_reserved,
 )
 from tests.support.doors.server import index_of
 from tests.support.group_simulation import LoopClock, VirtualLoop
@@ -79,317 +75,36 @@ from tests.support.transaction_logs import (
     ViewsOfBroker,
     name_of,
 )
+from tests.support.transaction_truth import (
+    HOMES,
+    ORDERS,
+    STAGE,
+    Content,
+    TransactionViolation,
+    Truth,
+)
 
 A = TypeVar("A")
 G = GroupId("g")
-ORDERS = TopicName("orders")
 BROKERS = 3
-STAGES_LOST_IN = 6
-"""One seed in so many has unclean elections of its stage."""
-HOMES = ("home-0", "group-0")
-STAGE = "stage-0"
-FOR_GOOD = frozenset(
-    {
-        ErrorCode.PRODUCER_FENCED,
-        ErrorCode.TRANSACTION_CONFLICT,
-        ErrorCode.TRANSACTION_ABORTED,
-        ErrorCode.OFFSET_NOT_EXPECTED,
-    }
-)
+OPERATED_IN = 3
+"""One seed in so many has an operator, and stages whose answers are slow."""
+LOSSES_IN = 6
+"""One seed in so many has unclean elections of its stage, another one of its home."""
 LIMITS = HomeLimits()
-FACTS = {ORDERS: TopicFacts(TopicId("orders"), 1)}
-STAGE_SETTINGS = StageSettings(
-    limits=StageLimits(
-        transaction_bytes=1 << 30,
-        transaction_chunks=100,
-        transaction_partitions=100,
-        staged_bytes=1 << 30,
-    ),
-    age_max_ms=20_000,
-    move_bytes=8_000,
+LIMITS_OF_G = GroupLimits()
+REBALANCE_MS = 1_000
+ORDERS_PARTITIONS = 2
+ORDER_LOGS = [TopicPartition(ORDERS, PartitionId(one)) for one in range(ORDERS_PARTITIONS)]
+FACTS = {ORDERS: TopicFacts(TopicId("orders"), ORDERS_PARTITIONS)}
+STAGE_LIMITS = StageLimits(
+    transaction_bytes=1 << 30,
+    transaction_chunks=100,
+    transaction_partitions=100,
+    staged_bytes=1 << 30,
 )
-
-
-class TransactionViolation(AssertionError):
-    """A rule or an invariant that does not hold."""
-
-    def __init__(self, check: str, text: str) -> None:
-        super().__init__(f"{check}: {text}")
-        self.check = check
-
-
-@dataclass(eq=False)
-class Content:
-    """A client's wish for a decision: rows for targets, and a move of the group's offset."""
-
-    number: int
-    rows: tuple[tuple[Target, tuple[str, ...]], ...]
-    moves: tuple[int, int] | None = None
-    """The group's offset: expected, and next."""
-    asked: int = 0
-    """The number of times it was brought to a home."""
-    told: str = ""
-    staged_s: float | None = None
-    """Time at which the last of its chunks was acknowledged."""
-
-    @property
-    def digest(self) -> str:
-        """Return what homes compare."""
-        return str(self.number)
-
-
-@dataclass(eq=False)
-class Truth:
-    """All that was committed, in order, and what clients were told."""
-
-    world: World
-    contents: list[Content] = field(default_factory=list)
-    decided: dict[tuple[TransactionalId, tuple[int, int]], Value] = field(default_factory=dict)
-    newest: dict[TransactionalId, Value] = field(default_factory=dict)
-    epochs: dict[TransactionalId, int] = field(default_factory=dict)
-    epochs_told: set[tuple[TransactionalId, int]] = field(default_factory=set)
-    places: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Each row that is committed, with its log and offset."""
-    lost: set[str] = field(default_factory=set)
-    """Rows that an unclean election of a target took back."""
-    once_lost: set[str] = field(default_factory=set)
-    """The same with those that a newer home brought again, which the former one does not know."""
-    unstaged: set[str] = field(default_factory=set)
-    """Rows that an unclean election of the stage took; some were staged again, or moved before."""
-    ends: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Row number behind the last row, by target and numbering."""
-    offset: int = 0
-    """The group's committed offset."""
-    excused: set[str] = field(default_factory=set)
-    """Contents whose decision an unclean election of their home took back."""
-    decided_digests: set[str] = field(default_factory=set)
-
-    def fail(self, check: str, text: str) -> None:
-        """Remember the first violation; the loop would swallow one that is raised in a callback."""
-        if self.world.violation is None:
-            self.world.violation = TransactionViolation(check, text)
-
-    def hold(self, check: str, is_true: bool, text: object) -> None:
-        """Note a violation unless the check holds."""
-        if not is_true:
-            self.fail(check, str(text))
-
-    def content(self, rows: Sequence[tuple[Target, int]], moves: Any = None) -> Content:
-        """Return a new content with so many rows for each target."""
-        number = len(self.contents)
-        named = tuple(
-            (target, tuple(f"{number}.{part}.{row}" for row in range(count)))
-            for part, (target, count) in enumerate(rows)
-        )
-        self.contents.append(Content(number, named, moves))
-        return self.contents[-1]
-
-    # what homes commit
-
-    def home_committed(self, records: Sequence[ShardRecord]) -> None:
-        """Note a decision of a home."""
-        for key, value in records:
-            if isinstance(key, EpochKey):
-                if value is not None:
-                    epoch = cast("Any", value).epoch
-                    self.hold("T13", epoch > self.epochs.get(key.id, 0), f"{key} {epoch} again")
-                    self.epochs[key.id] = epoch
-            elif isinstance(key, TransactionKey):
-                if value is None:
-                    self.newest.pop(key.id, None)
-                else:
-                    self._position(key.id, cast("Value", value))
-            elif isinstance(key, OffsetKey) and isinstance(value, OffsetValue):
-                self.hold("T14", value.offset >= self.offset, f"{self.offset} back to {value}")
-                self.offset = value.offset
-        moved = any(isinstance(key, OffsetKey) for key, _ in records)
-        if moved:
-            self.hold(
-                "S8", any(isinstance(key, TransactionKey) for key, _ in records), "offsets alone"
-            )
-
-    def _position(self, id_: TransactionalId, value: Value) -> None:
-        last = self.newest.get(id_)
-        if last is not None:
-            self.hold("T9", value.at >= last.at, f"{id_}: {value.at} behind {last.at}")
-            is_next = value.at > last.at
-            self.hold("S2", not (is_next and last.is_open), f"{id_} {value.at} beside {last.at}")
-        self.newest[id_] = value
-        known = self.decided.get((id_, value.at))
-        if value.state is TransactionState.ABORTED:
-            self.hold("S2", known is None, f"{id_} {value.at} is aborted behind its decision")
-            return
-        if known is not None:
-            same = known.digest == value.digest
-            self.hold("T9", same, f"{id_} {value.at} has content {known.digest}, {value.digest}")
-        else:
-            self._decided(id_, value)
-        self.decided[id_, value.at] = value
-        if not value.is_open:
-            gone = {target.topic_id for target in value.dropped}
-            missing = self.missing(self.contents[int(value.digest)], gone)
-            self.hold("S2", not missing, f"{id_} {value.at} is complete without {missing}")
-
-    def _decided(self, id_: TransactionalId, value: Value) -> None:
-        self.world.figures["decisions"] += 1
-        content = self.contents[int(value.digest)]
-        if value.epoch:
-            self.hold("T13", value.epoch >= self.epochs.get(id_, 0), f"{id_} {value.at} is fenced")
-        is_refused = content.told == "not_written"
-        is_once = content.told == "once" and content.asked == 1
-        self.hold("refused wrongly", not is_refused, f"{value.digest} is decided later")
-        self.hold("told not written", not is_once, f"{value.digest} is decided later")
-        again = value.digest in self.decided_digests and value.digest not in self.excused
-        self.hold("S7", not again, f"{value.digest} is decided twice")
-        self.decided_digests.add(value.digest)
-
-    # what targets commit
-
-    def rows_committed(self, log: ReplicatedLog, batch: LogBatch) -> None:
-        """Note rows that any reader may have read now."""
-        rows = [orjson.loads(line)["value"] for line in batch.payload.splitlines()]
-        if batch.claim is None:
-            return
-        assert is_reserved(batch.claim.producer_id)
-        key = (log.name, batch.claim.producer_id)
-        number = row_of_claim(batch.claim)
-        is_dense = number == self.ends.get(key, 0)
-        is_dense |= max(log.unclean_epoch, self.world.logs[STAGE].unclean_epoch) >= 0
-        self.hold("T10", is_dense, f"{key}: {number} behind {self.ends.get(key, 0)}")
-        self.ends[key] = number + len(rows)
-        for at, row in enumerate(rows):
-            digest = row.split(".")[0]
-            if digest not in self.excused:
-                self.hold("T7", digest in self.decided_digests, f"{row} is not decided")
-                self.hold("T11", row not in self.places, f"{row} stands twice")
-            self.places[row] = (log.name, batch.base + at)
-            self.lost.discard(row)
-
-    def cut(self, log: ReplicatedLog, batches: Sequence[LogBatch]) -> None:
-        """Take back what an unclean election lost."""
-        for batch in batches:
-            if log.name in HOMES:
-                self._cut_home(batch.payload)
-            elif log.name == STAGE:
-                self.unstaged.update(staged_in(batch))
-            else:
-                for line in batch.payload.splitlines():
-                    row = orjson.loads(line)["value"]
-                    self.places.pop(row, None)
-                    self.lost.add(row)
-                    self.once_lost.add(row)
-
-    def _cut_home(self, records: Sequence[ShardRecord]) -> None:
-        for key, value in records:
-            if isinstance(key, TransactionKey) and isinstance(value, Value):
-                if value.digest:  # an abort has none
-                    self.excused.add(value.digest)
-                self.newest.pop(key.id, None)
-                self.decided.pop((key.id, value.at), None)
-            if isinstance(key, EpochKey):
-                self.epochs[key.id] = 0
-                if value is not None:
-                    self.epochs_told.discard((key.id, cast("Any", value).epoch))
-
-    def missing(self, content: Content, gone: set[TopicId]) -> list[str]:
-        """Return the rows of a content that are nowhere, though their topics live."""
-        return [
-            row
-            for target, rows in content.rows
-            for row in rows
-            if target.topic_id not in gone | self.world.deleted
-            and row not in self.places
-            and row not in self.lost
-            and row not in self.unstaged
-        ]
-
-    # what clients are told
-
-    def told(self, request: HomeRequest[Any], content: Content | None, answer: object) -> None:
-        """Hold an answer against what is committed now."""
-        match answer:
-            case ProducerInitialized():
-                key = (request.id, answer.epoch)
-                self.hold("T13", key not in self.epochs_told, f"{key} is told twice")
-                committed = answer.epoch <= self.epochs.get(request.id, 0)
-                self.hold("S6", committed or bool(self.excused), f"{key} is not committed")
-                self.epochs_told.add(key)
-            case TransactionOutcome() if content is not None:
-                self._told_outcome(request, content, answer)
-            case KafkaError() if content is not None:
-                self._told_error(request, content, answer)
-            case _:
-                pass
-
-    def _told_outcome(
-        self, request: HomeRequest[Any], content: Content, answer: TransactionOutcome
-    ) -> None:
-        figure = "already" if answer.already else answer.state.value
-        self.world.figures[f"told {figure}"] += 1
-        known = self.decided.get((request.id, (answer.epoch, answer.number)))
-        if content.digest in self.excused or self.excused:
-            return
-        self.hold("T3", known is not None, f"{content.number} is told decided, and is not")
-        if answer.already or known is None:
-            return
-        self.hold("S7", known.digest == content.digest, f"{content.number} hears of {known.digest}")
-        if answer.state is TransactionState.COMPLETE:
-            missing = self.missing(content, {one[0] for one in answer.dropped})
-            self.hold("told ok wrongly", not missing, f"{content.number} lacks {missing}")
-            self._check_lost(content, answer)
-            for one in answer.placed:
-                if one.base_offset is not None:
-                    target = Target(one.topic_id, one.partition)
-                    self._check_place(content, target, one.base_offset)
-
-    def _check_lost(self, content: Content, answer: TransactionOutcome) -> None:
-        """What is nowhere because of its stage is told as lost (S3).
-
-        A request that was under way may have written rows that were recorded as lost meanwhile.
-        """
-        gone = {one[0] for one in answer.dropped}
-        told = {Target(one.topic_id, one.partition): one.rows for one in answer.lost}
-        for target, rows in content.rows:
-            unstaged = self.unstaged.intersection(rows)
-            nowhere = unstaged.difference(self.places, self.lost)
-            if target.topic_id not in gone | self.world.deleted:
-                right = len(nowhere) <= told.get(target, 0) <= len(unstaged)
-                self.hold("S3", right, f"{content.number} tells {told}, nowhere are {nowhere}")
-        self.world.figures["told lost"] += bool(told)
-
-    def _check_place(self, content: Content, target: Target, offset: int) -> None:
-        rows = [row for each, some in content.rows if each == target for row in some]
-        place = self.places.get(rows[0]) if rows else None
-        if place is not None and rows[0] not in self.once_lost:
-            self.hold("wrong offset", place[1] == offset, f"{rows[0]} at {place}, told {offset}")
-
-    def _told_error(self, request: HomeRequest[Any], content: Content, error: KafkaError) -> None:
-        self.world.figures[f"told {error.code.name}"] += 1
-        if error.outcome is not Outcome.NOT_WRITTEN or self.excused:
-            return
-        is_decided = content.digest in self.decided_digests
-        self._check_fence(request, content, error)
-        if error.code in FOR_GOOD:
-            self.hold("refused wrongly", not is_decided, f"{content.number} is decided: {error}")
-            content.told = "not_written"
-        elif error.code is ErrorCode.STAGE_INCOMPLETE:
-            is_young = content.staged_s is not None and self.world.now_s < content.staged_s + 15
-            is_young &= self.unstaged.isdisjoint(row for _, rows in content.rows for row in rows)
-            self.hold("S9", not is_young, f"{content.number} was staged: {error}")
-            self.hold("refused wrongly", not is_decided, f"{content.number} is decided: {error}")
-        elif content.asked == 1:
-            self.hold("told not written", not is_decided, f"{content.number} is decided: {error}")
-            content.told = content.told or "once"
-
-    def _check_fence(self, request: HomeRequest[Any], content: Content, error: KafkaError) -> None:
-        """A fence that does not hold in the newest state was told by an older leader (rule G3)."""
-        position = request.position if isinstance(request, CommitPosition) else None
-        if error.code is ErrorCode.PRODUCER_FENCED and isinstance(position, ProducerPosition):
-            is_present = self.epochs.get(request.id) == position.epoch
-            self.hold("refused wrongly", not is_present, f"{request.id} {position}: {error}")
-        if error.code is ErrorCode.OFFSET_NOT_EXPECTED and content.moves is not None:
-            is_present = content.moves[0] == self.offset
-            self.hold("refused wrongly", not is_present, f"{content.moves}: {error}")
+AGES_MAX_MS, MOVES_BYTES = (20_000, 20_000, 1_500), (8_000, 1_500, 300, 1_500)
+"""Settings of the stage, by seed: chunks that expire in the story, and that are moved soon."""
 
 
 class Node:
@@ -402,6 +117,9 @@ class Node:
         self.image = SimpleNamespace(next_offset=0, topics=frozenset(world.topics))
         self.homes: dict[str, tuple[Any, Home]] = {}
         self.stages: dict[str, StageLeader] = {}
+        self.members = MemberRequests(
+            self.clock, lambda: FACTS, _from_the_beginning, _nothing, self._read_proven, LIMITS_OF_G
+        )
         loader = SimpleNamespace(image=self.image)
         anything = cast("Any", None)
         appends = UnitAppends(
@@ -446,7 +164,7 @@ class Node:
                 partition, epoch, log, self.clock, GroupEnvironment(),
                 present_topics=lambda: FACTS, make_life=self.world.make_life,
             )  # fmt: skip
-            offsets = TransactionOffsets(_nothing, _no_ends, lambda: FACTS, GroupLimits())
+            offsets = TransactionOffsets(_nothing, _far_ends, lambda: FACTS, LIMITS_OF_G)
         else:
             shard = TransactionShard(partition, epoch, log, self.clock, lambda: True)
         kind = HomeKind.GROUPS if name == "group-0" else HomeKind.TRANSACTIONS
@@ -472,7 +190,7 @@ class Node:
             proof=self,
             ask_home=self._ask_home,
             home_of=lambda id_: ChunkHome(id_.group != "", PartitionId(0)),
-            settings=lambda: STAGE_SETTINGS,
+            settings=lambda: self.world.stage_settings,
             is_clock_trusted=lambda: True,
             clock_error_max_ms=60_000,
         )
@@ -524,7 +242,9 @@ class Node:
         async def there(node: Node) -> Any:
             return await node.stage().refs(request)
 
+        await self.world.dawdle(0.15)
         found = await self.world.carry(STAGE, there)
+        await self.world.dawdle(0.5)
         for one in found:
             if one.missing is not None:
                 return Missing(one.missing)
@@ -579,7 +299,7 @@ class Node:
         name = "home-0" if question.id.group == "" else "group-0"
 
         async def there(node: Node) -> bool:
-            return await node.home(name)[1].may_go(chunk)
+            return await word_proven(*node.home(name), node, chunk)
 
         if question.copy is not None:
             self.world.figures["moves"] += 1
@@ -621,14 +341,34 @@ class Node:
     async def answer(self, name: str, request: HomeRequest[A]) -> A:
         """Answer as a coordinator does: refusals are proven."""
         shard, home = self.home(name)
-        return await answer_proven(shard, home, self, request)
+        return await answer_proven(shard, home, self, request, LOGGED_ERRORS | STATE_ERRORS)
 
-    async def group_offset(self) -> int:
-        """Return the group's committed offset, proven."""
+    async def membership(self, request: JoinGroup | Heartbeat) -> Membership:
+        """Answer a member of the group, as a coordinator does."""
+        shard, _ = self.home("group-0")
+        try:
+            if isinstance(request, JoinGroup):
+                return await self.members.join(shard, request)
+            return await self.members.heartbeat(shard, request)
+        except KafkaError as error:
+            if error.code not in STATE_ERRORS:
+                raise
+            refusal = error
+        await shard.confirm(self)
+        raise refusal
+
+    async def _read_proven(self, shard: Shard, look: Callable[[Any], Membership]) -> Membership:
+        found = look(shard.state())
+        await shard.settled()
+        await shard.prove(self)
+        shard.state()
+        return found
+
+    async def group_offset(self, partition: PartitionId) -> int:
+        """Return the group's committed offset in a partition of orders, proven."""
         shard, _ = self.home("group-0")
         group = shard.state().groups.get(G)
-        place = TopicPartition(ORDERS, PartitionId(0))
-        found = None if group is None else group.committed(place, FACTS)
+        found = None if group is None else group.committed(ORDER_LOGS[partition], FACTS)
         await shard.confirm(self)
         return 0 if found is None else int(found.offset)
 
@@ -637,8 +377,14 @@ async def _nothing(_: object) -> None:
     pass
 
 
-async def _no_ends(*_: object) -> dict[TopicPartition, int]:
-    return {}
+async def _far_ends(*_: object) -> dict[TopicPartition, int]:
+    return dict.fromkeys(ORDER_LOGS, 1 << 40)
+
+
+async def _from_the_beginning(
+    partitions: Sequence[TopicPartition], _: object
+) -> dict[TopicPartition, OffsetAndEpoch]:
+    return dict.fromkeys(partitions, OffsetAndEpoch(0))
 
 
 class World:
@@ -653,6 +399,8 @@ class World:
         self.topics: dict[TopicId, None] = dict.fromkeys(map(TopicId, ("a", "b", "c0", "out")))
         self.deleted: set[TopicId] = set()
         self.metadata_offset = 1
+        self.created_at = dict.fromkeys(self.topics, 0)
+        self.deleted_at: dict[TopicId, int] = {}
         self.calm = False
         self.lives = 0
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -662,13 +410,28 @@ class World:
         self.trouble = self.chance.choice([0.0, 0.5, 1.0, 1.0])
         self.losses = self.chance.choice([0.0, 0.05, 0.15])
         self.uncleanly = self.chance.random() < 0.15
-        self.loses_stages = seed % STAGES_LOST_IN == STAGES_LOST_IN - 1
+        self.is_operated = seed % OPERATED_IN == 0
+        self.loses_stages = seed % LOSSES_IN == LOSSES_IN - 1
+        self.loses_homes = seed % LOSSES_IN == 1
+        self.stage_settings = StageSettings(
+            limits=STAGE_LIMITS,
+            age_max_ms=AGES_MAX_MS[seed % len(AGES_MAX_MS)],
+            move_bytes=MOVES_BYTES[seed // 2 % len(MOVES_BYTES)],
+        )
         self.input_end = 0
 
     @property
     def now_s(self) -> float:
         """Return the virtual time."""
         return asyncio.get_running_loop().time()
+
+    def topics_at(self, offset: int) -> set[TopicId]:
+        """Return the topics of an image of so many records."""
+        return {
+            topic
+            for topic, at in self.created_at.items()
+            if at <= offset < self.deleted_at.get(topic, offset + 1)
+        }
 
     def make_life(self) -> str:
         """Return a name for a loaded state of groups."""
@@ -684,7 +447,7 @@ class World:
 
     def add(self, name: str) -> None:
         """Add a partition."""
-        self.logs[name] = ReplicatedLog(name, self.chance, self._committed)
+        self.logs[name] = ReplicatedLog(name, self.chance, self._committed, self.truth.trimmed)
         self.leaders[name] = self.chance.randrange(BROKERS)
         self.nodes[self.leaders[name]].lead(self.logs[name].view)
 
@@ -734,6 +497,11 @@ class World:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
         return answer
 
+    async def dawdle(self, likely: float) -> None:
+        """Let a question to a stage, or its answer, take its time where an operator is."""
+        if self.is_operated and self.chance.random() < likely:
+            await asyncio.sleep(self.chance.random() * 0.7)
+
     async def _later(self, there: Callable[[Node], Awaitable[Any]], node: Node) -> None:
         await asyncio.sleep(self.chance.random() * self.chance.choice([0.1, 3]))
         try:
@@ -776,6 +544,8 @@ class World:
             self.truth.cut(log, known[max(0, len(known) - lost) :])
             self.figures["unclean elections"] += 1
         view = log.elect(lost)
+        if lost and name in HOMES:
+            self.truth.refold(log)
         new = self.nodes[self.chance.randrange(BROKERS)]
         self.leaders[name] = new.number
         self.figures["elections"] += 1
@@ -809,6 +579,7 @@ class World:
         self.metadata_offset += 1
         new = TopicId(f"c{self.metadata_offset}")
         self.topics[new] = None
+        self.deleted_at[old] = self.created_at[new] = self.metadata_offset
         self.add(f"{new}-0")
         self.figures["topics deleted"] += 1
         if self.chance.random() < 0.5:
@@ -822,6 +593,9 @@ class World:
         chance = self.chance
         if self.loses_stages and chance.random() < 0.25:
             self.elect(STAGE, lost=chance.randint(1, 3))
+            return
+        if self.loses_homes and chance.random() < 0.25:
+            self.elect(HOMES[0], lost=chance.randint(1, 3))
             return
         names = list(self.leaders)
         kind = chance.choices(range(9), [10, 5, 2, 2, 2, 3, 2, 2, 4])[0]
@@ -880,9 +654,11 @@ class World:
     async def tick(self) -> None:
         """Pass time to homes."""
         while True:
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.5)
             for node in self.nodes:
-                for _, home in list(node.homes.values()):
+                for shard, home in list(node.homes.values()):
+                    if isinstance(shard, Shard):
+                        shard.tick(node.clock.monotonic_ms(), FACTS, REBALANCE_MS)
                     home.tick()
 
     # ---- the end
@@ -925,14 +701,23 @@ class World:
 
     def _check_outputs(self) -> None:
         """T15: each input is in the output once, in order."""
+        for partition in range(ORDERS_PARTITIONS):
+            self._check_output_of(PartitionId(partition))
+
+    def _check_output_of(self, source: PartitionId) -> None:
         truth = self.truth
-        done = [c for c in truth.contents if c.moves and c.digest in truth.decided_digests]
+        done = [
+            c
+            for c in truth.contents
+            if c.moves and c.source == source and c.digest in truth.decided_digests
+        ]
         spans = sorted(c.moves for c in done if c.moves is not None)
         at = 0
         for first, end in spans:
             truth.hold("T15", first == at, f"inputs from {first} on behind {at}")
             at = end
-        truth.hold("T15", at == truth.offset, f"outputs up to {at}, committed is {truth.offset}")
+        committed = truth.offsets[source]
+        truth.hold("T15", at == committed, f"outputs up to {at}, committed is {committed}")
         placed = [
             truth.places[c.rows[0][1][0]][1]
             for c in sorted(done, key=lambda c: c.moves or (0, 0))
@@ -967,13 +752,6 @@ class World:
                 return
             await asyncio.sleep(5)
         self.truth.fail("T12", f"staged chunks are left: {list(index.homes.items())[:3]}")
-
-
-def staged_in(batch: LogBatch) -> list[str]:
-    """Return the rows of a batch of the stage."""
-    lines = batch.payload.split(b"\n")[:-1]
-    texts = [rows_in(line).records for line in lines if decode_head(line) is not None]
-    return [row["value"] for text in texts for row in orjson.loads(text)]
 
 
 def commit_of(

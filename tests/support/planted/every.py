@@ -32,6 +32,8 @@ SECOND_LINES = {
     "rule R7: a replica without a tombstone is filled further": "tombstones wait for every replica",
     "rule R7: a filled replica does not learn which tombstones are gone": "the same",
     "rule R10: the cleaner uses a clock that is not trusted": "a tombstone is rarely the newest",
+    "rule S4: a target takes a unit whose predecessors it lacks": "homes send them in order",
+    "rule G3: a home that may be deposed lets a chunk go": "it commits its word",
     "P8: a removed replica counts while it waits for its produces": "the epoch of the reassignment",
 }
 

@@ -27,7 +27,7 @@ from tests.support.metadata_invariants import InvariantError
 from tests.support.metadata_sim_story import Length, tell
 from tests.support.replication_invariants import Violation
 from tests.support.replication_world import run
-from tests.support.transaction_world import TransactionViolation
+from tests.support.transaction_truth import TransactionViolation
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
