@@ -22,6 +22,7 @@ from broker.transactions.home_records import TransactionValue as Value
 from broker.transactions.messages import (
     NO_GROUP,
     LogPlace,
+    PositionFate,
     ProducerInitialized,
     ProducerPosition,
     TransactionalId,
@@ -357,15 +358,15 @@ class Truth:
                 self._told_outcome(request, content, answer)
             case KafkaError() if content is not None:
                 self._told_error(request, content, answer)
-            case TransactionState() if isinstance(request, AbortPosition):
+            case PositionFate() if isinstance(request, AbortPosition):
                 self._told_abort(request, answer)
             case _:
                 pass
 
-    def _told_abort(self, request: AbortPosition, answer: TransactionState) -> None:
+    def _told_abort(self, request: AbortPosition, answer: PositionFate) -> None:
         """T3: what is told aborted is aborted in the log, and what is told decided is decided."""
         at, last = tuple(request.position), self.newest.get(request.id)
-        is_aborted = answer is TransactionState.ABORTED
+        is_aborted = answer.state is TransactionState.ABORTED
         self.world.figures["told aborted"] += is_aborted
         if self.has_lost:
             return

@@ -18,6 +18,7 @@ from broker.transactions.home_records import (
 from broker.transactions.home_state import HomeLimits, HomeState
 from broker.transactions.messages import (
     NumberedPosition,
+    PositionFate,
     TransactionalId,
     TransactionState,
 )
@@ -61,11 +62,11 @@ def _abort_after_decision(patch: Patch) -> None:
 
     def abort(home: HomeState, id_: TransactionalId, position: Any, now_ms: int | None) -> Any:
         answer, records = real(home, id_, position, now_ms)
-        if answer is TransactionState.COMMITTING:
+        if getattr(answer, "state", None) is TransactionState.COMMITTING:
             value = TransactionValue(
                 epoch=position.epoch, number=position.number, state=TransactionState.ABORTED
             )
-            return value.state, (HomeRecord(TransactionKey(*id_), value),)
+            return PositionFate(value.state), (HomeRecord(TransactionKey(*id_), value),)
         return answer, records
 
     patch.setattr(home_decisions, "abort", abort)
