@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import orjson
-
 from broker.coordinator.reader import Ends, Fetched
 from broker.coordinator.records import (
     ShardRecord,
     UndecodableRecord,
-    decode_entry,
     decode_record,
     encode_key,
     encode_value,
-    is_of_home,
 )
 from broker.record.batch import BatchHeader, RecordFormat
 from broker.record.lines import BATCH_BYTES_MAX, ProduceRecord, make_raw, record_size
@@ -29,7 +25,7 @@ from broker.record.values import NULL, bytes_view
 from broker.server.fetch import LEADER_WAIT_MS
 from broker.server.local_partitions import Append, LocalPartitions
 from broker.server.requests import ACKS_ALL, BrokerApis, FetchRequest
-from raft_metadata.common.errors import CorruptionError, ErrorCode, KafkaError, Outcome
+from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
 
 if TYPE_CHECKING:
     from broker.coordinator.positions import OffsetAndEpoch
@@ -51,6 +47,9 @@ WRITE_TIMEOUT_MS = 5_000
 
 class ReplicaShardLog:
     """The log of one coordinator shard: a replica that is led here in one given leader epoch.
+
+    What it reads is as if compaction had been there: a record is left out that has a newer one of
+    its key close behind it, as the decision of a transaction has its completion.
 
     Implements `ShardLog`. Every method raises NOT_LEADER_OR_FOLLOWER once that epoch has ended.
     """
@@ -77,19 +76,20 @@ class ReplicaShardLog:
         self, from_offset: int, up_to_offset: int
     ) -> tuple[list[ShardRecord | UndecodableRecord], int]:
         replica, _ = self._leading()
-        entries: list[ShardRecord | UndecodableRecord] = []
+        newest: dict[bytes, tuple[bytes, bytes, BatchHeader]] = {}
         offset = from_offset
         for piece in replica.log.read(from_offset, READ_BYTES, up_to_offset):
             for line in bytes(piece.lines).split(b"\n")[:-1]:
-                try:
-                    record = orjson.loads(line)
-                    if is_of_home(record["key"]):
-                        entries.append(_decode_line(line, piece.header))
-                    else:
-                        entries.append(decode_entry(record["key"], record["value"]))
-                except (CorruptionError, orjson.JSONDecodeError):
-                    entries.append(_decode_line(line, piece.header))
+                at, _, _, key, value = split_line(line)
+                newest.pop(key, None)
+                newest[key] = at, value, piece.header
             offset = piece.next_offset
+        entries = [
+            decode_record(
+                _bytes_of(key, header.key_format), _bytes_of(value, header.value_format), int(at)
+            )
+            for key, (at, value, header) in newest.items()
+        ]
         return entries, offset if offset > from_offset else up_to_offset
 
     async def until_committed(self, offset: int) -> None:
@@ -156,14 +156,6 @@ def _batches(decisions: Sequence[Sequence[ShardRecord]]) -> Iterator[list[Produc
         gathered_bytes += size
     if gathered:
         yield gathered
-
-
-def _decode_line(line: bytes, header: BatchHeader) -> ShardRecord | UndecodableRecord:
-    """Return a record that is not one of ours as it was written, or that can't be decoded."""
-    offset, _, _, key, value = split_line(line)
-    return decode_record(
-        _bytes_of(key, header.key_format), _bytes_of(value, header.value_format), int(offset)
-    )
 
 
 def _bytes_of(text: bytes, stored: RecordFormat) -> bytes:

@@ -270,6 +270,7 @@ class _InlineText(msgspec.Struct, kw_only=True):
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_inline = msgspec.json.Decoder(list[_InlineText]).decode
+_decode_transaction = msgspec.json.Decoder(TransactionValue).decode
 
 
 def encode_target_rows(rows: TargetRows) -> bytes:
@@ -326,7 +327,9 @@ def decode_home_value(kind: str, text: bytes) -> HomeValue | None:
         return msgspec.json.decode(text, type=value_type)
     fields = _decode_fields(text)
     inline = _decode_inline(fields.pop("inline", msgspec.Raw(b"[]")))
-    found = msgspec.json.decode(msgspec.json.encode(fields), type=TransactionValue)
+    if not inline:
+        return _decode_transaction(text)
+    found = _decode_transaction(msgspec.json.encode(fields))
     return replace(found, inline=tuple(map(_rows_of, inline)))
 
 

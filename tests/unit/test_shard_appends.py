@@ -1,7 +1,8 @@
-"""Several batches of one shard's append: what is said of all of them when a later one fails."""
+"""The log of a shard: what is said of several batches when one fails, and what is read of them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,9 +11,10 @@ import pytest
 from broker.coordinator.records import ProbeKey, ProbeValue, ShardRecord
 from broker.server import coordinator_ports as module
 from broker.server.coordinator_ports import ReplicaShardLog
+from broker.transactions.home_records import NextKey, NextValue
 from raft_metadata.common.errors import ErrorCode, KafkaError, Outcome
-from raft_metadata.common.ids import LeaderEpoch
-from tests.support.one_broker import HERE
+from raft_metadata.common.ids import LeaderEpoch, PartitionId
+from tests.support.one_broker import HERE, ME, image, one_broker
 
 DECISION = [ShardRecord(ProbeKey(), ProbeValue())]
 
@@ -48,3 +50,26 @@ async def test_rule_s1_decisions_of_a_committed_batch_are_never_told_not_written
     with pytest.raises(KafkaError) as caught:
         await log.append([DECISION] * 3)
     assert caught.value.outcome is outcome
+
+
+async def test_a_load_reads_the_newest_of_close_records_as_compaction_would_leave_them(
+    tmp_path: Path,
+) -> None:
+    first, second, third = (NextKey(5, HERE.topic_id, PartitionId(number)) for number in range(3))
+    decisions = [
+        [ShardRecord(first, NextValue(1, 9)), ShardRecord(second, NextValue(2, 9))],
+        [ShardRecord(third, NextValue(3, 9)), ShardRecord(first, NextValue(4, 9))],
+        [ShardRecord(second, None)],
+    ]
+    async with one_broker(tmp_path) as here:
+        here.manager.on_metadata_update(image(1, (ME,)))
+        log = ReplicaShardLog(here.local, HERE, LeaderEpoch(1))
+        await log.append(decisions)
+        assert log.bounds == (0, 5)
+        newest = [
+            ShardRecord(third, NextValue(3, 9)),
+            ShardRecord(first, NextValue(4, 9)),
+            ShardRecord(second, None),
+        ]
+        assert log.read(0, 5) == (newest, 5)
+        assert log.read(0, 2) == ([*decisions[0]], 2)
