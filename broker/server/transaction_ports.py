@@ -45,12 +45,14 @@ if TYPE_CHECKING:
 
 APPLIED_BYTES_MAX = 4 << 20
 """Bytes of rows that one request appends, up to a step more; it is answered for the first units."""
-STAGED_UNITS_A_STEP = 2
+STAGED_UNITS_A_STEP = 4
 STEP_BYTES = 512 << 10
 """Staged units, or bytes of rows that came along, that are appended while all other requests wait;
 one unit may be larger."""
 LONG_STEP_BYTES = 64 << 10
-"""Of steps with as many bytes, only one of all targets is made before others have their turn."""
+"""Of steps with as many bytes, only one of all targets is made before others have their turns."""
+TURNS_BETWEEN = 8
+"""Turns of the loop between two of them: a produce needs some at each broker that it passes."""
 APPLY_TIMEOUT_MS = 5_000
 """Time for a target to commit units; then they are sent again, and answered as already there."""
 
@@ -83,7 +85,7 @@ class Targets:
         self._config = config
         self._staged_units_a_step = staged_units_a_step
         self._turn = asyncio.Lock()
-        """Held while a step is made, and until all that was ready then has had its turn."""
+        """Held while a long step is made, and while others have their turns behind it."""
         self._loader = loader
         self._router = router
         self._local = local
@@ -156,7 +158,8 @@ class Targets:
             return self._take(taking, after, units, there, fetched)
         async with self._turn:
             answer = self._take(taking, after, units, there, fetched)
-            await asyncio.sleep(0)
+            for _ in range(TURNS_BETWEEN):
+                await asyncio.sleep(0)
         return answer
 
     async def _fetch(
