@@ -78,7 +78,7 @@ bench: .venv ## the figures next to their budgets and to the least cost on this 
 	@$(PYTHON) -m benchmarks.run $(ARGS)
 
 .PHONY: kafka
-kafka: .venv ## fetch Apache Kafka and confluent-kafka (Maven is needed): `make bench ARGS="--only client"` then measures them beside the SDK
+kafka: .venv ## fetch Apache Kafka and confluent-kafka (Maven is needed): `make bench ARGS="--only client --only transactions"` then measures them beside ours
 	@mkdir -p .cache/kafka
 	@mvn -q -B -f benchmarks/kafka_pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.cache/kafka/libs
 	@$(PYTHON) -m venv .cache/kafka/venv

@@ -49,7 +49,8 @@ class ReplicaShardLog:
     """The log of one coordinator shard: a replica that is led here in one given leader epoch.
 
     What it reads is as if compaction had been there: a record is left out that has a newer one of
-    its key close behind it, as the decision of a transaction has its completion.
+    its key close behind it, as the decision of a transaction has its completion. Not where one
+    can't be decoded: the one before it is what is still known then.
 
     Implements `ShardLog`. Every method raises NOT_LEADER_OR_FOLLOWER once that epoch has ended.
     """
@@ -76,20 +77,18 @@ class ReplicaShardLog:
         self, from_offset: int, up_to_offset: int
     ) -> tuple[list[ShardRecord | UndecodableRecord], int]:
         replica, _ = self._leading()
-        newest: dict[bytes, tuple[bytes, bytes, BatchHeader]] = {}
+        records: list[tuple[bytes, bytes, bytes, BatchHeader]] = []
         offset = from_offset
         for piece in replica.log.read(from_offset, READ_BYTES, up_to_offset):
             for line in bytes(piece.lines).split(b"\n")[:-1]:
                 at, _, _, key, value = split_line(line)
-                newest.pop(key, None)
-                newest[key] = at, value, piece.header
+                records.append((key, value, at, piece.header))
             offset = piece.next_offset
-        entries = [
-            decode_record(
-                _bytes_of(key, header.key_format), _bytes_of(value, header.value_format), int(at)
-            )
-            for key, (at, value, header) in newest.items()
-        ]
+        last = {record[0]: number for number, record in enumerate(records)}
+        newest = [record for number, record in enumerate(records) if last[record[0]] == number]
+        entries = [_decode(*record) for record in newest]
+        if any(isinstance(entry, UndecodableRecord) for entry in entries):
+            entries = [_decode(*record) for record in records]
         return entries, offset if offset > from_offset else up_to_offset
 
     async def until_committed(self, offset: int) -> None:
@@ -156,6 +155,14 @@ def _batches(decisions: Sequence[Sequence[ShardRecord]]) -> Iterator[list[Produc
         gathered_bytes += size
     if gathered:
         yield gathered
+
+
+def _decode(
+    key: bytes, value: bytes, offset: bytes, header: BatchHeader
+) -> ShardRecord | UndecodableRecord:
+    return decode_record(
+        _bytes_of(key, header.key_format), _bytes_of(value, header.value_format), int(offset)
+    )
 
 
 def _bytes_of(text: bytes, stored: RecordFormat) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from broker.coordinator.records import ProbeKey, ProbeValue, ShardRecord
+from broker.coordinator.records import ProbeKey, ProbeValue, ShardRecord, UndecodableRecord
 from broker.server import coordinator_ports as module
 from broker.server.coordinator_ports import ReplicaShardLog
 from broker.transactions.home_records import NextKey, NextValue
@@ -73,3 +73,20 @@ async def test_a_load_reads_the_newest_of_close_records_as_compaction_would_leav
         ]
         assert log.read(0, 5) == (newest, 5)
         assert log.read(0, 2) == ([*decisions[0]], 2)
+
+
+async def test_a_load_reads_what_is_known_of_a_key_whose_newest_record_is_undecodable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = NextKey(5, HERE.topic_id, PartitionId(0))
+    async with one_broker(tmp_path) as here:
+        here.manager.on_metadata_update(image(1, (ME,)))
+        log = ReplicaShardLog(here.local, HERE, LeaderEpoch(1))
+        known = [ShardRecord(key, NextValue(number, 9)) for number in (1, 2)]
+        await log.append([[one] for one in known])
+        monkeypatch.setattr(module, "encode_value", lambda _: b'{"number":"two"}')
+        await log.append([[known[0]]])
+        (first, second, spoilt), _ = log.read(0, 3)
+        assert [first, second] == known
+        assert isinstance(spoilt, UndecodableRecord)
+        assert spoilt.key == key
