@@ -96,25 +96,6 @@ class UnitAppends:
         self._clock = clock
         self._is_proven = check_proof
 
-    async def append_units(
-        self,
-        partition: TopicIdPartition,
-        epoch: LeaderEpoch,
-        numbering: Numbering,
-        after: RowNumber,
-        units: Sequence[DecidedUnit],
-        timeout_ms: int,
-    ) -> Applied | NumberGap:
-        """Append those of ``units`` that are not there yet; return once all are committed.
-
-        Raises:
-            KafkaError: of `take` and of `until_committed`.
-        """
-        taken = self.take(partition, epoch, numbering, after, units)
-        if isinstance(taken, Applied):
-            await self.until_committed(partition, epoch, numbering, timeout_ms)
-        return taken
-
     def take(
         self,
         partition: TopicIdPartition,

@@ -116,7 +116,7 @@ class Truth:
     offsets: Counter[PartitionId] = field(default_factory=Counter)
     """The group's committed offset in each partition of orders."""
     members: dict[InstanceId, MemberValue] = field(default_factory=dict)
-    """What each member of the group owns."""
+    """Ownership of each member of the group."""
     has_lost: bool = False
     """True once an unclean election of a home took back some of its records."""
     excused: set[str] = field(default_factory=set)
@@ -397,7 +397,7 @@ class Truth:
                     self._check_place(content, target, one.base_offset)
 
     def _check_lost(self, content: Content, answer: TransactionOutcome) -> None:
-        """What is nowhere because of its stage is told as lost (S3).
+        """Rows that are nowhere because of their stage are told as lost (S3).
 
         A request that was under way may have written rows that were recorded as lost meanwhile.
         """

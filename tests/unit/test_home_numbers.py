@@ -269,7 +269,7 @@ def test_rule_s5_a_start_forgets_no_home_whose_snapshot_is_damaged(is_first: boo
 
 
 def test_a_power_cut_behind_a_new_beginning_takes_no_old_segment_for_damaged() -> None:
-    """What was written before is not synced any more where the log begins anew behind its end."""
+    """Segments of before are not synced any more where the log begins anew behind its end."""
     disk = formatted_disk()
     life = Life(disk, SMALL)
     log = life.log()

@@ -412,7 +412,7 @@ def test_rule_s3_the_next_life_of_a_producer_hears_of_lost_rows() -> None:
 
 
 def test_rule_s3_an_abort_hears_of_lost_rows() -> None:
-    """It is asked behind a commit of unknown outcome; "complete" alone is taken for a success."""
+    """Aborts follow commits of unknown outcome; "complete" alone is taken for a success."""
     check("""
         init p                  -> epoch 1 | epoch p 1
         commit p 1.0 A a2@6 b1@7 -> decided \

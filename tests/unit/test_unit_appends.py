@@ -55,9 +55,10 @@ async def apply(
     local = UnitAppends(
         here.config, here.local, here.manager, SystemClock(), lambda: here.proven[0]
     )
-    return await local.append_units(
-        HERE, LeaderEpoch(epoch), numbering, RowNumber(after), units, timeout_ms
-    )
+    taken = local.take(HERE, LeaderEpoch(epoch), numbering, RowNumber(after), units)
+    if isinstance(taken, Applied):
+        await local.until_committed(HERE, LeaderEpoch(epoch), numbering, timeout_ms)
+    return taken
 
 
 def values(here: Here) -> list[object]:
